@@ -1,0 +1,37 @@
+"""Zero JIT, zero tuning, zero compiler in production: prebaked Triton kernels, proven before you ship.
+
+``import tcache`` is cheap: the names below are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tcache.active import activate
+    from tcache.autotuner import autotune
+    from tcache.errors import CacheMiss, TcacheError
+
+__all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "autotune"]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CacheMiss": "tcache.errors",
+    "TcacheError": "tcache.errors",
+    "activate": "tcache.active",
+    "autotune": "tcache.autotuner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tcache' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

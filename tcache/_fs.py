@@ -1,0 +1,107 @@
+"""The file system, once: atomic writes, sorted walks, digests, all-or-nothing output directories."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tcache.errors import OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["atomic_write", "new_directory", "sha256_bytes", "sha256_file", "sorted_walk", "tree_size"]
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the SHA-256 of ``data`` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace ``path`` by ``data`` so that a reader or a crash sees the old bytes or the new, never a mixture.
+
+    Raises:
+        OSError: the directory is not writable; nothing has changed then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def sorted_walk(root: Path) -> Iterator[str]:
+    """Yield the regular files below ``root`` as sorted POSIX paths relative to it.
+
+    Symbolic links are not followed and not listed: nothing that tcache writes is one.
+    """
+    found = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders.sort()
+        for name in names:
+            path = Path(folder, name)
+            if path.is_file() and not path.is_symlink():
+                found.append(path.relative_to(root).as_posix())
+    yield from sorted(found)
+
+
+def tree_size(root: Path) -> int:
+    """Return the bytes of all regular files below ``root``."""
+    return sum((root / name).stat().st_size for name in sorted_walk(root))
+
+
+@contextlib.contextmanager
+def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
+    """Build a directory beside ``target`` and move it there when the block ends without an exception.
+
+    A failure leaves nothing behind, and an existing ``target`` is never touched unless ``force`` is set.
+
+    Args:
+        target: where the directory shall be.
+        force: replace an existing directory.
+
+    Raises:
+        OutputError: ``target`` exists, or its parent cannot be written.
+    """
+    if target.is_symlink() or (target.exists() and not (force and target.is_dir())):
+        kind = "directory" if target.is_dir() else "file"
+        hint = "choose another --output, or pass --force to replace it" if target.is_dir() else "choose another --output"
+        raise OutputError(f"{target}: output exists already (a {kind})", hint)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    except OSError as error:
+        raise OutputError(f"{target}: cannot write here: {error.strerror or error}", "choose another --output") from error
+    try:
+        staging.chmod(0o755)
+        yield staging
+        if target.exists():
+            shutil.rmtree(target)
+        os.rename(staging, target)
+    except OSError as error:
+        raise OutputError(f"{target}: cannot write here: {error.strerror or error}", "choose another --output") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

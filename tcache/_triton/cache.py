@@ -1,0 +1,87 @@
+"""Triton's cache managers and compile events, named once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from triton import knobs
+from triton.runtime.cache import CacheManager, FileCacheManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = [
+    "CacheManager",
+    "FileCacheManager",
+    "cache_directory",
+    "compile_events",
+    "set_build_impl",
+    "set_manager",
+    "without_build_impl",
+]
+
+
+def cache_directory() -> str:
+    """Return the directory of Triton's own cache (``TRITON_CACHE_DIR`` or below the home directory)."""
+    return str(knobs.cache.dir)
+
+
+def set_manager(cls: type[Any]) -> None:
+    """Make ``cls`` the class Triton instantiates for every cache entry in this process."""
+    knobs.cache.manager_class = cls
+
+
+def set_build_impl(impl: Callable[..., str]) -> None:
+    """Make ``impl`` answer for native helpers: ``impl(name, src, srcdir, library_dirs, include_dirs, libraries)``.
+
+    An implementation that somebody else installed is kept as the fallback that ``impl`` itself must call.
+    """
+    knobs.build.impl = impl
+
+
+@contextlib.contextmanager
+def without_build_impl() -> Iterator[None]:
+    """Let Triton run its own C compiler call inside the block."""
+    before, knobs.build.impl = knobs.build.impl, None
+    try:
+        yield
+    finally:
+        knobs.build.impl = before
+
+
+def build_natively(
+    name: str, src: str, srcdir: str, library_dirs: list[str], include_dirs: list[str], libraries: list[str]
+) -> str:
+    """Build a native helper with Triton's own compiler call and return the path of the shared object."""
+    from triton.runtime import build
+
+    with without_build_impl():
+        return str(build._build(name, src, srcdir, library_dirs, include_dirs, libraries, []))
+
+
+@contextlib.contextmanager
+def compile_events(seen: Callable[[str, bool], None]) -> Iterator[None]:
+    """Report every pass through ``triton.compile`` inside the block as ``seen(kernel_name, cache_hit)``.
+
+    Chains to a listener that was there before.
+    """
+    before = knobs.compilation.listener
+
+    def listener(*, src: Any, cache_hit: bool, **rest: Any) -> None:
+        seen(src.name, cache_hit)
+        if before is not None:
+            before(src=src, cache_hit=cache_hit, **rest)
+
+    knobs.compilation.listener = listener
+    try:
+        yield
+    finally:
+        knobs.compilation.listener = before
+
+
+def set_cache_directory(path: str) -> None:
+    """Use ``path`` as Triton's cache in this process and its children."""
+    os.environ["TRITON_CACHE_DIR"] = path
+    knobs.cache.dir = path

@@ -1,0 +1,111 @@
+"""Kernel objects: what decorates what, and the names tcache's other modules use for Triton's classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton import knobs
+from triton.runtime.autotuner import Autotuner, Config, Heuristics
+from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.jit import JITCallable, JITFunction, KernelInterface
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = [
+    "Autotuner",
+    "Config",
+    "Heuristics",
+    "JITCallable",
+    "JITFunction",
+    "KernelInterface",
+    "OutOfResources",
+    "PTXASError",
+    "interpreting",
+    "is_kernel",
+    "jit_of",
+    "outermost_launches",
+    "through_decorators",
+]
+
+
+def interpreting() -> bool:
+    """Return whether ``TRITON_INTERPRET=1``: kernels run as Python on the CPU and nothing is compiled."""
+    return bool(knobs.runtime.interpret)
+
+
+def is_kernel(value: object) -> bool:
+    """Return whether ``value`` can be launched as ``value[grid](...)``."""
+    return isinstance(value, KernelInterface)
+
+
+def jit_of(kernel: Any) -> Any:
+    """Return the ``JITFunction`` (or interpreted function) below any autotuners and heuristics."""
+    while isinstance(kernel, (Autotuner, Heuristics)):
+        kernel = kernel.fn
+    return kernel
+
+
+def through_decorators(
+    kernel: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    choose: Callable[[Any, tuple[Any, ...], dict[str, Any]], list[Any]],
+) -> Iterator[tuple[Any, dict[str, Any], Any]]:
+    """Walk from a decorated kernel to its ``JITFunction`` as upstream's ``run`` methods do, launching nothing.
+
+    Args:
+        kernel: a ``JITFunction``, or one under any order of autotuners and heuristics.
+        args: positional arguments of the launch.
+        kwargs: keyword arguments of the launch, without ``grid``.
+        choose: called for an autotuner with more than one config as ``(autotuner, args, kwargs)``; returns the
+            configs to follow.
+
+    Yields:
+        ``(jit_function, kwargs, config)`` for every config chosen; ``config`` is None without an autotuner.
+
+    Source: ``Heuristics.run`` and ``Autotuner.run`` in ``triton/runtime/autotuner.py``, equal in 3.6 to 3.9 in
+    the order of evaluation: heuristics see earlier heuristics' values; a config's pre_hook runs before binding,
+    because it may change what is bound (the block shape of a tensor descriptor).
+    """
+    if isinstance(kernel, Autotuner):
+        configs = choose(kernel, args, kwargs) if len(kernel.configs) > 1 else list(kernel.configs)
+        for config in configs:
+            bound = {**kwargs, **config.all_kwargs()}
+            if config.pre_hook is not None:
+                config.pre_hook({**dict(zip(kernel.arg_names, args, strict=False)), **bound})
+            for function, inner, below in through_decorators(kernel.fn, args, bound, choose):
+                yield function, inner, config if below is None else below
+    elif isinstance(kernel, Heuristics):
+        bound = dict(kwargs)
+        for name, heuristic in kernel.values.items():
+            bound[name] = heuristic({**dict(zip(kernel.arg_names, args, strict=False)), **bound})
+        yield from through_decorators(kernel.fn, args, bound, choose)
+    else:
+        yield kernel, kwargs, None
+
+
+class outermost_launches:  # noqa: N801 - reads as a context manager
+    """Hand every ``kernel[grid](...)`` inside the block to ``sink`` instead of launching it.
+
+    The launch is seen before heuristics and autotuners act on it. Only tools that replay use this, in their own
+    process; a service never does.
+
+    Args:
+        sink: called as ``sink(kernel, grid, args, kwargs)``; what it returns is what the launch returns.
+    """
+
+    def __init__(self, sink: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        self._sink = sink
+
+    def __enter__(self) -> None:
+        self._original = KernelInterface.__getitem__
+        sink = self._sink
+
+        def getitem(kernel: Any, grid: Any) -> Any:
+            return lambda *args, **kwargs: sink(kernel, grid, args, kwargs)
+
+        KernelInterface.__getitem__ = getitem
+
+    def __exit__(self, *_: object) -> None:
+        KernelInterface.__getitem__ = self._original

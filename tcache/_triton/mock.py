@@ -1,0 +1,62 @@
+"""Pointer arguments without memory, for launches that are spelled out and need no torch."""
+
+from __future__ import annotations
+
+__all__ = ["MockDType", "MockTensor"]
+
+
+class MockDType:
+    """Answers like a ``torch.dtype`` of that name as far as Triton's binder looks: its ``str``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+class MockTensor:
+    """A tensor argument: dtype and address are what the binder sees; shape and stride serve heuristics.
+
+    Args:
+        dtype: torch's name of the element type, such as ``bfloat16``.
+        shape: sizes in elements.
+        stride: strides in elements.
+        address: what ``data_ptr()`` answers, in bytes; only its divisibility by 16 matters.
+    """
+
+    is_cuda = True
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], address: int = 0) -> None:
+        self.dtype = MockDType(dtype)
+        self.shape = shape
+        self._stride = stride
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    @staticmethod
+    def ptr_range() -> int:
+        return 0
+
+    def stride(self, dim: int | None = None) -> tuple[int, ...] | int:
+        return self._stride if dim is None else self._stride[dim]
+
+    def size(self, dim: int | None = None) -> tuple[int, ...] | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    def dim(self) -> int:
+        return len(self.shape)

@@ -1,0 +1,208 @@
+"""Native helpers: the C extensions Triton builds at run time, built here without a driver.
+
+Triton links them against ``libcuda.so.1``. A builder has none, so they are linked against a stub library that
+exports the driver's names, taken from the header Triton ships: with an empty stub the linker would drop the
+dependency, and loading would fail on the GPU machine with an undefined symbol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triton import knobs
+
+from tcache._triton.cache import CacheManager
+from tcache._triton.probe import _manager
+from tcache.errors import CompilerMissing, TcacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["HelperSource", "build", "helper_sources", "suffix"]
+
+
+@dataclass(frozen=True)
+class HelperSource:
+    """A helper that Triton would build.
+
+    Attributes:
+        name: module name.
+        text: its C source.
+        include_dirs: where its headers are.
+        libraries: what it links against, as upstream names it.
+    """
+
+    name: str
+    text: str
+    include_dirs: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the source: what identifies the helper in a bundle."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the entry names Triton 3.6 to 3.8 use for this source on machines of this platform.
+
+        ``compile_module_from_src`` hashes the source and ``platform_key()``; the latter differs with and without
+        the ``file`` program, so there are two. Releases that hash more simply do not ask for these names.
+        """
+        import base64
+
+        names = []
+        for linkage in ("ELF", ""):
+            place = ",".join([platform.machine(), platform.system(), "64bit", linkage])
+            digest = hashlib.sha256((self.text + place).encode()).digest()
+            names.append(base64.b32encode(digest).decode().rstrip("="))
+        return tuple(names)
+
+
+class _Asked(BaseException):  # noqa: N818 - a control signal
+    pass
+
+
+class _Empty(CacheManager):  # type: ignore[misc]  # upstream is untyped
+    """A cache without entries, so that Triton goes on to build."""
+
+    def get_file(self, filename: str) -> str | None:
+        return None
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        return None
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        raise AssertionError
+
+    def put_group(self, filename: str, group: dict[str, str]) -> str:
+        raise AssertionError
+
+
+@contextlib.contextmanager
+def _collecting(found: dict[str, HelperSource]) -> Iterator[None]:
+    def impl(
+        name: str, src: str, _srcdir: str, _library_dirs: list[str], include_dirs: list[str], libraries: list[str]
+    ) -> str:
+        helper = HelperSource(name, Path(src).read_text("utf-8"), tuple(include_dirs), tuple(libraries))
+        found.setdefault(helper.digest, helper)
+        raise _Asked
+
+    before = knobs.build.impl
+    library_path = knobs.nvidia.libcuda_path
+    knobs.build.impl = impl
+    knobs.nvidia.libcuda_path = library_path or "/nonexistent"  # keeps upstream from asking ldconfig for a driver
+    try:
+        with _manager(_Empty):
+            yield
+    finally:
+        knobs.build.impl = before
+        knobs.nvidia.libcuda_path = library_path
+
+
+def helper_sources(kernels: Iterable[Any]) -> list[HelperSource]:
+    """Return the helpers that launching these kernels needs, sorted by name and digest.
+
+    Args:
+        kernels: Triton's ``CompiledKernel`` objects; those of other backends than CUDA need none that can be built
+            without their SDK and are passed over.
+    """
+    from triton.backends.nvidia import driver as nvidia
+
+    found: dict[str, HelperSource] = {}
+    cuda = [kernel for kernel in kernels if kernel.metadata.target.backend == "cuda"]
+    if not cuda:
+        return []
+    with _collecting(found):
+        with contextlib.suppress(_Asked):
+            nvidia.CudaUtils()
+        # 3.6 has a launcher per signature; later releases launch through cuda_utils
+        if hasattr(nvidia, "make_launcher"):
+            for kernel in cuda:
+                with contextlib.suppress(_Asked):
+                    nvidia.CudaLauncher(kernel.src, kernel.metadata)
+    return sorted(found.values(), key=lambda helper: (helper.name, helper.digest))
+
+
+def suffix() -> str:
+    """Return the ending Triton gives a helper's file: ``.cpython-312-x86_64-linux-gnu.so``."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX"))
+
+
+def _driver_stub(folder: Path, compiler: str) -> None:
+    """Build a ``libcuda.so.1`` that exports every function in Triton's ``cuda.h`` and does nothing."""
+    from triton.backends.nvidia import driver as nvidia
+
+    header = Path(nvidia.dirname, "include", "cuda.h").read_text("utf-8")
+    names = set(re.findall(r"\bCUresult\s+CUDAAPI\s+(cu\w+)\s*\(", header))
+    names |= set(re.findall(r"#define\s+cu\w+\s+(cu\w+_v\d+)", header))
+    if not names:
+        raise TcacheError("Triton's cuda.h names no driver function: native helpers cannot be built", "--no-native")
+    source = folder / "stub.c"
+    source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(names)))
+    library = folder / "libcuda.so.1"
+    _run([compiler, "-shared", "-fPIC", "-o", str(library), "-Wl,-soname,libcuda.so.1", str(source)])
+
+
+def build(helpers: list[HelperSource], target: Path) -> list[Path]:
+    """Build helpers with the C compiler of this machine, as Triton would, without a driver.
+
+    Args:
+        helpers: what to build.
+        target: an existing directory; each helper gets a directory of its digest in it, and an existing file there
+            is taken as built.
+
+    Returns:
+        The shared objects, in the order of ``helpers``.
+
+    Raises:
+        CompilerMissing: there is no C compiler.
+        TcacheError: it failed; the message has its first line.
+    """
+    paths = [target / helper.digest[:16] / f"{helper.name}{suffix()}" for helper in helpers]
+    todo = [(helper, path) for helper, path in zip(helpers, paths, strict=True) if not path.exists()]
+    if not todo:
+        return paths
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise CompilerMissing(
+            "native helpers have to be built and there is no C compiler",
+            "install gcc and Python's headers on the builder, or pass --no-native",
+        )
+    scheme = sysconfig.get_default_scheme()
+    headers = sysconfig.get_paths(scheme="posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        _driver_stub(folder, compiler)
+        for helper, path in todo:
+            source = folder / f"{helper.name}.c"
+            source.write_text(helper.text)
+            out = folder / path.name
+            # upstream's flags (triton/runtime/build.py) and -s: symbol tables serve nobody here
+            command = [compiler, str(source), "-O3", "-s", "-shared", "-fPIC", "-Wno-psabi", "-o", str(out)]
+            command += [f"-l:{library}" for library in helper.libraries]
+            command += [f"-L{scratch}", *(f"-I{path}" for path in (*helper.include_dirs, headers))]
+            _run(command)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.{os.getpid()}")
+            shutil.copyfile(out, partial)
+            os.replace(partial, path)
+    return paths
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
+        hint = "install Python's headers (python3-dev) on the builder" if "Python.h" in done.stderr else None
+        raise TcacheError(f"building a native helper failed: {lines[0].strip()}", hint)

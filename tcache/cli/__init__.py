@@ -1,0 +1,84 @@
+"""The command line: parse, call, print. Heavy imports stand inside the bodies."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+import click
+
+from tcache import __version__
+from tcache.errors import TcacheError
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "tune": "Benchmark a manifest's launches on this GPU and store the best configs.",
+    "warmup": "Compile the winners of a manifest into the Triton cache; needs no GPU.",
+    "resolve": "Print the entry of every launch, present or not; compiles nothing.",
+    "pack": "Copy what a manifest references into a bundle, and nothing else.",
+    "verify": "Prove in a fresh, frozen process that every launch of a bundle hits.",
+}
+
+
+class _Lazy(click.Group):
+    """Imports a command's module when the command runs; ``--help`` needs only the one-liners above."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"tcache.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TcacheError as error:
+            _refuse(error)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"{error.message.rstrip('.')}.{hint}", ctx) from None
+
+
+def _refuse(error: TcacheError) -> None:
+    """Print one message and one tip, and exit with the error's code. With --json, as JSON on standard output."""
+    if "--json" in sys.argv[1:]:
+        click.echo(json.dumps({"version": 1, "error": error.message, "hint": error.hint}))
+    details = getattr(error, "details", ())
+    click.echo("\n".join([f"error: {error.message}", *(f"  {line}" for line in details)]), err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+    raise SystemExit(error.exit_code)
+
+
+@click.group(
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TCACHE", "max_content_width": 100},
+    epilog="Exit codes: 0 success; 1 an honest negative (misses, failed compiles); 2 bad input; 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="tcache")
+def main() -> None:
+    """Prebaked Triton kernels: zero JIT, zero tuning, zero compiler in production, proven before you ship.
+
+    \b
+    tcache tune MANIFEST       on the GPU, once: best configs, JSON in git
+    tcache warmup MANIFEST     no GPU: the winners, compiled
+    tcache pack MANIFEST -o B  only what is referenced
+    tcache verify B            exit 0: production will hit
+    """

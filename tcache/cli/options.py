@@ -1,0 +1,130 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tcache.keys.gpu import GPU
+    from tcache.manifest import Case, LoadedManifest
+    from tcache.resolve import Resolved, Unresolved
+    from tcache.store import Store
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+__all__ = ["Selection", "json_option", "manifests", "quiet_noise", "select", "selection_options"]
+
+
+def manifests(required: bool = True) -> Callable[[F], F]:
+    """The MANIFEST… argument."""
+    return click.argument("manifests", nargs=-1, required=required, type=click.Path(path_type=Path), metavar="MANIFEST...")
+
+
+json_option = click.option("--json", "as_json", is_flag=True, show_envvar=True, help="Print JSON with a version field.")
+
+
+def selection_options(function: F) -> F:
+    """GPU, target, store and cache."""
+    for option in (
+        click.option(
+            "--cache-dir", type=click.Path(path_type=Path, file_okay=False), envvar=["TRITON_CACHE_DIR"], show_envvar=True,
+            help="Triton cache to use.  [default: Triton's own]",
+        ),
+        click.option(
+            "--store", type=click.Path(path_type=Path), envvar="TCACHE_STORE", show_envvar=True,
+            help="Directory of best configs.  [default: the project's, then ~/.tcache/store]",
+        ),
+        click.option(
+            "--target", envvar="TCACHE_TARGET", show_envvar=True,
+            help="Compile target of a GPU outside the catalogue, such as cuda:90:32.",
+        ),
+        click.option(
+            "--gpu", "gpus", multiple=True, envvar="TCACHE_GPU", show_envvar=True, metavar="NAME",
+            help="GPU as its driver names it; may be repeated.  [default: the manifest's gpus]",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+class Selection:
+    """What a command works on.
+
+    Attributes:
+        manifests: the manifests, checked.
+        gpus: GPUs by manifest.
+        stores: where best configs are looked up, in order.
+    """
+
+    def __init__(self, manifests: list[LoadedManifest], gpus: list[list[GPU]], stores: tuple[Store, ...]) -> None:
+        self.manifests = manifests
+        self.gpus = gpus
+        self.stores = stores
+
+    def cases(self) -> list[Case]:
+        return [case for manifest in self.manifests for case in manifest.cases()]
+
+    def resolve(self, untuned: str) -> tuple[list[Resolved], list[Unresolved]]:
+        """Resolve every launch for every GPU."""
+        from tcache.resolve import resolve
+
+        done: list[Resolved] = []
+        missing: list[Unresolved] = []
+        for manifest, gpus in zip(self.manifests, self.gpus, strict=True):
+            for gpu in gpus:
+                found, open_ = resolve(manifest.cases(), gpu, self.stores, untuned)
+                done += found
+                missing += open_
+        return done, missing
+
+
+def quiet_noise() -> None:
+    """Silence upstream warnings a reader of our output can do nothing about."""
+    import warnings
+
+    # Triton 3.9 announces a change of 3.10's default each time a kernel is bound
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION is unset", category=UserWarning)
+
+
+def select(
+    paths: tuple[Path, ...], gpus: tuple[str, ...], target: str | None, store: Path | None, cache_dir: Path | None
+) -> Selection:
+    """Turn the shared options into a :class:`Selection`; checks everything before anything is done.
+
+    Raises:
+        TcacheError: a manifest, GPU, target, store or project file is not what it should be.
+    """
+    from tcache.errors import UsageError
+    from tcache.keys.gpu import Target, find_gpu
+    from tcache.manifest import load_manifest
+    from tcache.project import find_project
+    from tcache.store import Store, default_store
+
+    quiet_noise()
+    parsed = Target.parse(target) if target else None
+    loaded = [load_manifest(path) for path in paths]
+    project = find_project(loaded[0].path.parent)
+    named = store or project.store
+    if named is not None and named.exists() and not named.is_dir():
+        raise UsageError(f"{named}: the store is a file, expected a directory", "give a directory with --store")
+    fallback = default_store()
+    stores = (Store(named),) if named is not None else ((Store(fallback),) if fallback is not None else ())
+    known = {name: gpu for one in stores for name, gpu in one.gpus().items()}
+    chosen = []
+    for manifest in loaded:
+        names = list(gpus) or manifest.model.gpus
+        if not names:
+            raise UsageError(
+                f"{manifest.path}: no GPU named, neither by --gpu nor by the manifest", 'for example --gpu "NVIDIA H200"'
+            )
+        chosen.append([find_gpu(project.gpu_aliases.get(name, name), parsed, known) for name in names])
+    if cache_dir is not None:
+        from tcache._triton.cache import set_cache_directory
+
+        set_cache_directory(str(cache_dir.resolve()))
+    return Selection(loaded, chosen, stores)

@@ -1,0 +1,116 @@
+"""The exception tree: every refusal is a :class:`TcacheError` that says what to do next."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BundleError",
+    "CacheMiss",
+    "CompilerMissing",
+    "KernelError",
+    "ManifestError",
+    "OutputError",
+    "StoreError",
+    "TcacheError",
+    "UnknownGPU",
+    "UnsupportedTriton",
+    "UnsupportedValue",
+    "UsageError",
+]
+
+
+class TcacheError(Exception):
+    """Root of tcache's exceptions.
+
+    Args:
+        message: one line saying what is wrong, with file and line where one applies.
+        hint: one line saying what to do next; the CLI prints it as ``hint: …``.
+
+    Attributes:
+        exit_code: what the command line exits with (2: bad input, 1: an honest negative result).
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(TcacheError):
+    """A command line or setting that cannot be honoured."""
+
+
+class ManifestError(TcacheError):
+    """A shape manifest that does not say what tcache needs.
+
+    Args:
+        where: ``file:line:column`` of the offending text, or the file alone.
+        problem: what was found and what was expected.
+    """
+
+    def __init__(self, where: str, problem: str, hint: str | None = None) -> None:
+        super().__init__(f"{where}: {problem}", hint)
+        self.where = where
+        self.problem = problem
+
+
+class KernelError(TcacheError):
+    """A kernel reference that does not lead to a kernel, or a wrapper that cannot be replayed."""
+
+
+class UnknownGPU(TcacheError):
+    """A GPU name that neither the catalogue nor the store knows."""
+
+
+class UnsupportedTriton(TcacheError):
+    """The installed Triton is missing, or is a release whose keys tcache does not know."""
+
+
+class UnsupportedValue(TcacheError):
+    """A value that has no canonical text, so it cannot be part of a persistent key."""
+
+
+class StoreError(TcacheError):
+    """A store file that is corrupt, foreign or cannot be written."""
+
+
+class BundleError(TcacheError):
+    """A bundle that is corrupt, foreign or incomplete."""
+
+
+class OutputError(TcacheError):
+    """An output that exists already or cannot be written."""
+
+
+class CompilerMissing(TcacheError):
+    """Native helpers have to be built, and there is no C compiler."""
+
+
+class CacheMiss(TcacheError):
+    """A launch that would tune or compile in a mode that forbids it.
+
+    Args:
+        message: what missed and why, on one line.
+        kernel: the kernel's qualified name, where known.
+        details: further lines: specialization, nearest entry, the fields that differ.
+        hint: what to do next.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, message: str, *, kernel: str | None = None, details: tuple[str, ...] = (), hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint)
+        self.kernel = kernel
+        self.details = details
+
+    def __str__(self) -> str:
+        lines = [self.message, *(f"  {line}" for line in self.details)]
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)

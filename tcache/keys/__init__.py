@@ -1,0 +1,17 @@
+"""Identities: GPU, shape key, config, kernel source. Each prints as text that parses back."""
+
+from tcache.keys.config import config_key, config_options, space_identity
+from tcache.keys.gpu import GPU, Target, catalogue, find_gpu
+from tcache.keys.shape import ShapeKey, nearest
+
+__all__ = [
+    "GPU",
+    "ShapeKey",
+    "Target",
+    "catalogue",
+    "config_key",
+    "config_options",
+    "find_gpu",
+    "nearest",
+    "space_identity",
+]

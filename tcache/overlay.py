@@ -1,0 +1,141 @@
+"""Triton's cache manager over read-only bundles, with one writable layer above them.
+
+Used through ``TRITON_CACHE_MANAGER=tcache.overlay:OverlayCacheManager`` (no code change) or
+:func:`tcache.activate`. Bundles are asked first; what they lack comes from Triton's own cache directory, except in
+frozen mode, where it is a :class:`~tcache.errors.CacheMiss`. A frozen process writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tcache._triton import cache as _cache
+from tcache._triton.probe import compile_in_progress
+from tcache.active import active
+from tcache.bundle import Rejected
+from tcache.errors import CacheMiss
+from tcache.explain import explain_entry, explain_helper
+
+if TYPE_CHECKING:
+    from tcache.bundle import Bundle
+
+__all__ = ["OverlayCacheManager", "install"]
+
+_log = logging.getLogger("tcache")
+
+
+class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstream is untyped
+    """What Triton instantiates for every entry: ``OverlayCacheManager(key)``."""
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        self.key = key
+        self._kind = (override, dump)
+        self._layer: Any = None
+        _answer_for_helpers()
+
+    def _below(self) -> Any:
+        """Return Triton's own manager for this key; it creates directories, so only when it is needed."""
+        if self._layer is None:
+            override, dump = self._kind
+            self._layer = _cache.FileCacheManager(self.key, override=override, dump=dump)
+        return self._layer
+
+    def _frozen(self) -> bool:
+        return not any(self._kind) and active().mode == "frozen"
+
+    def get_file(self, filename: str) -> str | None:
+        """Return the path of one file: Triton asks so for native helpers and dumped IR."""
+        for bundle in active().bundles:
+            found = bundle.helper(key=self.key, name=filename)
+            if isinstance(found, Path):
+                return str(found)
+            if found is not None:
+                _log.warning("tcache: %s", found.reason)
+        # A frozen process has no layer above. Triton goes on to `knobs.build.impl`, which refuses with a reason.
+        return None if self._frozen() else self._below().get_file(filename)
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """Return the files of an entry by name.
+
+        Raises:
+            CacheMiss: frozen, and no bundle has the entry intact.
+        """
+        refused = []
+        for bundle in active().bundles:
+            found = bundle.entry_files(self.key)
+            if isinstance(found, Rejected):
+                refused.append(found.reason)
+            elif found is not None:
+                return {name: str(path) for name, path in found.items()}
+        for reason in refused:
+            _log.warning("tcache: entry %s is not used: %s", self.key, reason)
+        if self._frozen():
+            raise explain_entry(self.key, compile_in_progress(), active(), tuple(refused))
+        return self._below().get_group(filename)  # type: ignore[no-any-return]
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        """Write to the writable layer; a frozen process answers with the bundle's copy of the same bytes."""
+        if self._frozen():
+            packed = _same_bytes(data, filename, active().bundles)
+            if packed is not None:
+                return packed
+            raise CacheMiss(f"frozen: Triton would write {filename} to its cache", hint="pack it, or use mode=lookup")
+        return str(self._below().put(data, filename, binary=binary))
+
+    def put_group(self, filename: str, group: dict[str, str]) -> str:
+        """Write the list of an entry's files to the writable layer."""
+        if self._frozen():
+            raise CacheMiss(f"frozen: Triton would write {filename} to its cache", hint="pack it, or use mode=lookup")
+        return str(self._below().put_group(filename, group))
+
+
+def _same_bytes(data: Any, filename: str, bundles: tuple[Bundle, ...]) -> str | None:
+    digest = hashlib.sha256(data if isinstance(data, bytes) else str(data).encode()).hexdigest()
+    for bundle in bundles:
+        for helper in bundle.helpers:
+            if Path(helper.path).name == filename and bundle.files[helper.path][1] == digest:
+                return str(bundle.root / helper.path)
+    return None
+
+
+_answering = False
+
+
+def _answer_for_helpers() -> None:
+    global _answering  # noqa: PLW0603 - a knob of the process is set once
+    if not _answering:
+        _answering = True
+        _cache.set_build_impl(_build)
+
+
+def _build(
+    name: str, src: str, srcdir: str, library_dirs: list[str], include_dirs: list[str], libraries: list[str]
+) -> str:
+    """Answer ``triton.knobs.build.impl``: the packed helper of the same source, else a compiler unless frozen."""
+    digest = hashlib.sha256(Path(src).read_bytes()).hexdigest()
+    reasons = []
+    for bundle in active().bundles:
+        found = bundle.helper(source=digest)
+        if isinstance(found, Path):
+            return str(found)
+        if found is not None:
+            reasons.append(found.reason)
+    if active().mode == "frozen":
+        raise explain_helper(name, digest, active(), tuple(reasons))
+    return _cache.build_natively(name, src, srcdir, library_dirs, include_dirs, libraries)
+
+
+def install() -> None:
+    """Make the overlay this process's cache manager."""
+    _cache.set_manager(OverlayCacheManager)
+    _answer_for_helpers()
+
+
+def read_group(path: Path) -> dict[str, str]:
+    """Return the files a Triton ``__grp__`` file lists, looked up beside it and not where it says they were."""
+    names = json.loads(path.read_text("utf-8"))["child_paths"]
+    return {name: str(path.parent / name) for name in names if (path.parent / name).exists()}

@@ -1,0 +1,146 @@
+"""What goes into a bundle: only what the resolved launches reference, made relocatable."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tcache._triton.cache import cache_directory
+from tcache.errors import BundleError
+from tcache.pack._cubin import strip_debug
+from tcache.resolve import entry_present
+from tcache.store import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tcache.resolve import Resolved
+    from tcache.store import Store
+
+__all__ = ["IR", "Member", "entry_members", "index_text", "missing_entries", "store_members"]
+
+IR = ("source", "ttir", "ttgir", "llir", "ptx", "amdgcn")
+"""Intermediate files that a launch does not need."""
+
+_BINARIES = ("cubin", "hsaco")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of a bundle: where it goes and its bytes."""
+
+    path: str
+    data: bytes
+
+
+def distinct(resolved: Iterable[Resolved]) -> list[Resolved]:
+    """Return one launch per entry, sorted by entry name."""
+    first: dict[str, Resolved] = {}
+    for launch in resolved:
+        first.setdefault(launch.entry, launch)
+    return [first[entry] for entry in sorted(first)]
+
+
+def missing_entries(resolved: Iterable[Resolved]) -> list[Resolved]:
+    """Return one launch for each entry that the Triton cache lacks."""
+    return [launch for launch in distinct(resolved) if not entry_present(launch.entry, launch.compilation.name)]
+
+
+def entry_members(resolved: Iterable[Resolved], include_ir: tuple[str, ...] = ()) -> list[Member]:
+    """Return the files of all entries: metadata and binary, and the IR asked for.
+
+    Absolute paths are removed: the directory of libdevice from the metadata, debug sections from the binary (kept
+    when IR is included, since profilers then want both).
+
+    Raises:
+        BundleError: an entry lacks its metadata or its binary.
+    """
+    found = []
+    for launch in distinct(resolved):
+        folder = Path(cache_directory(), launch.entry)
+        name = launch.compilation.name[:150]
+        wanted = [f"{name}.json", *(f"{name}.{kind}" for kind in (*_BINARIES, *include_ir))]
+        files = {file: folder / file for file in wanted if (folder / file).is_file()}
+        if f"{name}.json" not in files or not any(f"{name}.{kind}" in files for kind in _BINARIES):
+            raise BundleError(f"{folder}: entry has no metadata or no binary", "delete it and run `tcache warmup` again")
+        for file, path in sorted(files.items()):
+            found.append(Member(f"entries/{launch.entry}/{file}", _relocatable(path, keep_debug=bool(include_ir))))
+    return found
+
+
+def _relocatable(path: Path, *, keep_debug: bool) -> bytes:
+    data = path.read_bytes()
+    if path.suffix == ".json":
+        try:
+            metadata = json.loads(data)
+        except ValueError as error:
+            raise BundleError(f"{path}: corrupt, expected JSON", "delete the entry and run `tcache warmup` again") from error
+        libraries = metadata.get("extern_libs") or []
+        metadata["extern_libs"] = [[name, Path(library).name] for name, library in libraries]
+        return json.dumps(metadata, separators=(",", ":")).encode()
+    if path.suffix == ".cubin" and not keep_debug:
+        return strip_debug(data)
+    return data
+
+
+def store_members(resolved: Iterable[Resolved], stores: tuple[Store, ...]) -> list[Member]:
+    """Return the records of the best configs used, each cut down to those shapes and to the winner's timing."""
+    wanted: dict[tuple[str, str], tuple[Any, Any, set[str]]] = {}
+    for launch in resolved:
+        if launch.tuned is not None and launch.shape is not None:
+            row = wanted.setdefault((launch.gpu.slug, launch.tuned.id), (launch.gpu, launch.tuned, set()))
+            row[2].add(launch.shape)
+    sources = {(launch.gpu.slug, launch.tuned.id): launch.facts()["source"] for launch in resolved if launch.tuned}
+    configs = {
+        (launch.gpu.slug, launch.tuned.id, launch.shape): launch.config for launch in resolved if launch.tuned is not None
+    }
+    found = []
+    for (slug, kernel_id), (gpu, kernel, shapes) in sorted(wanted.items(), key=lambda row: row[0]):
+        entries = {}
+        for shape in shapes:
+            key = _parsed(shape)
+            for store in stores:
+                entry = store.get(gpu, kernel, key, sources[slug, kernel_id])
+                if entry is not None and entry.source == sources[slug, kernel_id]:
+                    winner = configs[slug, kernel_id, shape]
+                    timings = {name: timing for name, timing in entry.timings.items() if name == winner}
+                    entries[key] = replace(entry, config=winner, timings=timings, extra={})
+                    break
+        text = Record(gpu, kernel, entries).text()
+        found.append(Member(f"store/{slug}/{kernel_id}.json", text.encode()))
+    return found
+
+
+def _parsed(shape: str) -> Any:
+    from tcache.keys.shape import ShapeKey
+
+    return ShapeKey.parse(shape)
+
+
+def index_text(resolved: Iterable[Resolved]) -> bytes:
+    """Return ``index.json``: the launches, and the facts of each entry with what all share said once."""
+    resolved = list(resolved)
+    facts = {launch.entry: launch.facts() for launch in distinct(resolved)}
+    options = [row["options"] for row in facts.values()]
+    shared = {
+        name: value for name, value in options[0].items() if all(other.get(name, _NO) == value for other in options)
+    } if options else {}  # fmt: skip
+    for row in facts.values():
+        row["options"] = {name: value for name, value in row["options"].items() if name not in shared}
+    launches = [
+        {"gpu": launch.gpu.name, "ref": launch.ref, "shape": launch.shape, "config": launch.config, "entry": launch.entry}
+        for launch in resolved
+    ]
+    unique = {json.dumps(launch, sort_keys=True): launch for launch in launches}
+    data = {
+        "schema": 1,
+        "options": shared,
+        "entries": {entry: facts[entry] for entry in sorted(facts)},
+        "launches": [unique[text] for text in sorted(unique)],
+    }
+    return (json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
+
+
+_NO = object()

@@ -1,0 +1,6 @@
+"""One manifest case -> the launches it makes."""
+
+from tcache.replay.launches import Launch, launches, run_case
+from tcache.replay.ref import KernelRef, load
+
+__all__ = ["KernelRef", "Launch", "launches", "load", "run_case"]

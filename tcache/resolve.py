@@ -1,0 +1,159 @@
+"""From launches to entry names, without compiling: (kernel, config, specialization, target) -> entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tcache._triton.cache import cache_directory
+from tcache._triton.driver import stub
+from tcache._triton.kernels import through_decorators
+from tcache._triton.probe import Compilation, compilation_of
+from tcache.autotuner import kernel_of, lookup
+from tcache.decide import Best
+from tcache.errors import ManifestError, TcacheError
+from tcache.explain import facts_of
+from tcache.keys.config import config_key
+from tcache.replay import launches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tcache.keys.gpu import GPU
+    from tcache.manifest import Case
+    from tcache.replay import Launch
+    from tcache.store import Kernel, Store
+
+__all__ = ["UNTUNED", "Resolved", "Unresolved", "entry_present", "resolve"]
+
+UNTUNED = ("error", "nearest", "default", "all")
+"""What to do with a shape that has no best config: refuse, use the nearest shape's, the first config, or every one."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One launch with one config, and the entry it reads.
+
+    Attributes:
+        gpu: on which GPU.
+        kernel: the jit function as ``module:qualname``.
+        shape: shape key as text, None for a kernel without autotuner.
+        config: config key, None without autotuner.
+        tuned: the store's identity of the kernel when the config came from the store, else None.
+        notice: what a reader should know: the config is aged, or another shape's.
+        compilation: how to compile it; its ``entry`` is the name of the entry.
+        where: ``file:line:column`` of the manifest case.
+        ref: the manifest's ref.
+    """
+
+    gpu: GPU
+    kernel: str
+    shape: str | None
+    config: str | None
+    tuned: Kernel | None
+    notice: str | None
+    compilation: Compilation
+    where: str
+    ref: str
+
+    @property
+    def entry(self) -> str:
+        return self.compilation.entry
+
+    def facts(self) -> dict[str, Any]:
+        """What the entry's name depends on, as named JSON values."""
+        return facts_of(self.compilation)
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """A launch without a best config."""
+
+    gpu: GPU
+    kernel: str
+    shape: str
+    reason: str
+    where: str
+    ref: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.kernel} [{self.shape}] has no best config on {self.gpu.name}: {self.reason}"
+
+
+def entry_present(entry: str, name: str, root: str | None = None) -> bool:
+    """Return whether the Triton cache has an entry, complete with the file that Triton looks for first."""
+    return Path(root or cache_directory(), entry, f"__grp__{name[:150]}.json").is_file()
+
+
+def resolve(
+    cases: Iterable[Case], gpu: GPU, stores: tuple[Store, ...], untuned: str = "error"
+) -> tuple[list[Resolved], list[Unresolved]]:
+    """Resolve every launch of every case for one GPU, under the stub driver.
+
+    Args:
+        cases: manifest cases.
+        gpu: for which GPU.
+        stores: where the best configs are.
+        untuned: one of :data:`UNTUNED`.
+
+    Returns:
+        What resolved, in order, and what has no best config (empty unless ``untuned`` is ``error``).
+
+    Raises:
+        ManifestError: a case does not fit its kernel.
+    """
+    done: list[Resolved] = []
+    open_: list[Unresolved] = []
+    with stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()):
+        for case in cases:
+            for launch in launches(case):
+                _resolve_launch(launch, gpu, stores, untuned, done, open_)
+    return done, open_
+
+
+def _resolve_launch(
+    launch: Launch, gpu: GPU, stores: tuple[Store, ...], untuned: str, done: list[Resolved], open_: list[Unresolved]
+) -> None:
+    shape: str | None = None
+    notice: str | None = None
+    tuned: Kernel | None = None
+
+    def choose(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        nonlocal shape, notice, tuned
+        by_key = {config_key(config): config for config in autotuner.configs}
+        found = lookup(autotuner, args, kwargs, gpu, stores)
+        shape = str(found.shape)
+        if untuned == "all":
+            autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
+            return list(autotuner.prune_configs(kwargs))
+        if isinstance(found.verdict, Best):
+            tuned = kernel_of(autotuner)
+            notice = f"tuned under Triton {found.verdict.aged}" if found.verdict.aged else None
+            return [by_key[found.verdict.config]]
+        if untuned == "nearest" and found.near is not None:
+            notice = f"untuned: config of [{found.near[0]}]"
+            return [by_key[found.near[1]]]
+        if untuned in ("nearest", "default"):
+            notice = "untuned: first config"
+            autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
+            return [autotuner.prune_configs(kwargs)[0]]
+        kernel = kernel_of(autotuner).ref
+        open_.append(Unresolved(gpu, kernel, shape, found.verdict.reason, launch.where, launch.ref))
+        return []
+
+    try:
+        for function, kwargs, config in through_decorators(launch.kernel, launch.args, launch.kwargs, choose):
+            compilation = compilation_of(function, launch.args, kwargs)
+            kernel = f"{function.fn.__module__}:{function.fn.__qualname__}"
+            key = config_key(config) if config is not None else None
+            done.append(
+                Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref)
+            )
+    except TcacheError:
+        raise
+    except Exception as error:
+        text = str(error).splitlines()[0] if str(error) else ""
+        raise ManifestError(
+            launch.where, f"{launch.ref} cannot be bound: {type(error).__name__}: {text}", "check the case's arguments"
+        ) from error
