@@ -36,9 +36,7 @@ _TILES = [
     (256, 128, 64, 8, 4),
 ]
 _CONFIGS = [
-    triton.Config(
-        {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}, num_warps=warps, num_stages=stages
-    )
+    triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}, num_warps=warps, num_stages=stages)
     for m, n, k, warps, stages in _TILES
 ]
 
@@ -97,7 +95,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
     if a.dtype != b.dtype or a.device != b.device or not a.is_floating_point():
-        raise ValueError(f"expected one floating dtype and one device, got {a.dtype} on {a.device}, {b.dtype} on {b.device}")
+        raise ValueError(
+            f"expected one floating dtype and one device, got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
+        )
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), device=a.device, dtype=a.dtype)
     if m == 0 or n == 0:
@@ -108,9 +108,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 
-    matmul_kernel[grid](
-        a, b, c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1)
-    )
+    matmul_kernel[grid](a, b, c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1))
     return c
 
 

@@ -55,7 +55,9 @@ def axpy(a: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if x.dim() != 1 or x.shape != y.shape:
         raise ValueError(f"expected two vectors of one length, got shapes {tuple(x.shape)} and {tuple(y.shape)}")
     if x.dtype != y.dtype or x.device != y.device or not x.is_floating_point():
-        raise ValueError(f"expected one floating dtype and one device, got {x.dtype} on {x.device}, {y.dtype} on {y.device}")
+        raise ValueError(
+            f"expected one floating dtype and one device, got {x.dtype} on {x.device}, {y.dtype} on {y.device}"
+        )
     if not (x.is_contiguous() and y.is_contiguous()):
         raise ValueError("expected contiguous vectors")
     z = torch.empty_like(x)

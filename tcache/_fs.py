@@ -88,13 +88,17 @@ def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
     """
     if target.is_symlink() or (target.exists() and not (force and target.is_dir())):
         kind = "directory" if target.is_dir() else "file"
-        hint = "choose another --output, or pass --force to replace it" if target.is_dir() else "choose another --output"
+        hint = (
+            "choose another --output, or pass --force to replace it" if target.is_dir() else "choose another --output"
+        )
         raise OutputError(f"{target}: output exists already (a {kind})", hint)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as error:
-        raise OutputError(f"{target}: cannot write here: {error.strerror or error}", "choose another --output") from error
+        raise OutputError(
+            f"{target}: cannot write here: {error.strerror or error}", "choose another --output"
+        ) from error
     try:
         staging.chmod(0o755)
         yield staging
@@ -102,6 +106,8 @@ def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
             shutil.rmtree(target)
         os.rename(staging, target)
     except OSError as error:
-        raise OutputError(f"{target}: cannot write here: {error.strerror or error}", "choose another --output") from error
+        raise OutputError(
+            f"{target}: cannot write here: {error.strerror or error}", "choose another --output"
+        ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -79,7 +79,13 @@ def named_arguments(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def lookup(
-    autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gpu: GPU, stores: tuple[Store, ...], *, triton: str = release
+    autotuner: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    gpu: GPU,
+    stores: tuple[Store, ...],
+    *,
+    triton: str = release,
 ) -> Lookup:
     """Ask the stores for a launch's winner; benchmarks nothing and writes nothing.
 
@@ -176,12 +182,14 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
         if isinstance(found.verdict, Best):
             if found.verdict.aged:
                 settings.notice(
-                    f"tcache: best configs of {kernel.ref} were tuned under Triton {found.verdict.aged}, this is {release}"
+                    f"tcache: {kernel.ref} was tuned under Triton {found.verdict.aged} and runs under {release}"
                 )
             return by_key[found.verdict.config]
         if settings.mode == "lookup":
             if found.near is not None:
-                settings.notice(f"tcache: {kernel.ref} [{found.shape}] is not tuned on {gpu.name}: uses [{found.near[0]}]'s config")
+                settings.notice(
+                    f"tcache: {kernel.ref} [{found.shape}] is not tuned on {gpu.name}: uses [{found.near[0]}]'s config"
+                )
                 return by_key[found.near[1]]
             settings.notice(f"tcache: {kernel.ref} [{found.shape}] is not tuned on {gpu.name}: uses the first config")
             return self.prune_configs(launch)[0]
@@ -342,5 +350,3 @@ def autotune(
         )
 
     return decorator
-
-

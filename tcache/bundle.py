@@ -244,9 +244,7 @@ class Bundle:
         data = _load_json(self.root / _INDEX)
         try:
             shared = data["options"]
-            facts = {
-                entry: {**row, "options": {**shared, **row["options"]}} for entry, row in data["entries"].items()
-            }
+            facts = {entry: {**row, "options": {**shared, **row["options"]}} for entry, row in data["entries"].items()}
             return Index(list(data["launches"]), facts)
         except (KeyError, TypeError, AttributeError) as error:
             raise BundleError(f"{self.root / _INDEX}: corrupt: {error!r}", "pack it again") from error
@@ -271,7 +269,9 @@ def _load_json(path: Path) -> dict[str, Any]:
             raise BundleError(f"{path}: larger than {_LARGEST_JSON} bytes", "pack it again")
         data = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise BundleError(f"{path.parent}: not a bundle: no {path.name}", "give a directory that `tcache pack` wrote") from error
+        raise BundleError(
+            f"{path.parent}: not a bundle: no {path.name}", "give a directory that `tcache pack` wrote"
+        ) from error
     except NotADirectoryError as error:
         raise BundleError(f"{path.parent}: not a bundle: a file, expected a directory") from error
     except OSError as error:

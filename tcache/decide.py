@@ -41,7 +41,9 @@ class Missing:
     best: str | None = None
 
 
-def decide(entry: Entry | None, configs: list[str], pruned: list[str] | None, source: str, triton: str) -> Best | Missing:
+def decide(
+    entry: Entry | None, configs: list[str], pruned: list[str] | None, source: str, triton: str
+) -> Best | Missing:
     """Decide from what is stored for a shape.
 
     Args:

@@ -28,9 +28,7 @@ def facts_of(compilation: Compilation) -> dict[str, Any]:
         "target": f"{target.backend}:{target.arch}:{target.warp_size}",
         **compilation.specialization(),
         "options": {
-            name: _plain(value)
-            for name, value in sorted(compilation.options.items())
-            if name != "extern_libs"
+            name: _plain(value) for name, value in sorted(compilation.options.items()) if name != "extern_libs"
         },
         "source": source_identity(function),
         "line": int(function.starting_line_number),
@@ -55,7 +53,7 @@ def differences(wanted: dict[str, Any], packed: dict[str, Any]) -> list[str]:
     for group in ("signature", "constants", "options"):
         ours, theirs = wanted[group], packed[group]
         found += [
-            f"{group[:-1] if group.endswith('s') else group} {name}: {ours.get(name, 'none')}, packed {theirs.get(name, 'none')}"
+            f"{group.removesuffix('s')} {name}: {ours.get(name, 'none')}, packed {theirs.get(name, 'none')}"
             for name in sorted({*ours, *theirs})
             if ours.get(name) != theirs.get(name)
         ]

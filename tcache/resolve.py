@@ -147,9 +147,7 @@ def _resolve_launch(
             compilation = compilation_of(function, launch.args, kwargs)
             kernel = f"{function.fn.__module__}:{function.fn.__qualname__}"
             key = config_key(config) if config is not None else None
-            done.append(
-                Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref)
-            )
+            done.append(Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref))
     except TcacheError:
         raise
     except Exception as error:

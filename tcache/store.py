@@ -43,17 +43,16 @@ class Timing:
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Timing:
-        known = {name: data.get(name) for name in ("reps", "failed")}
-        times = {name: data.get(f"{name}_ms") for name in ("median", "p20", "p80")}
+        times: dict[str, Any] = {name: data.get(f"{name}_ms") for name in ("median", "p20", "p80")}
         for name, value in times.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise ValueError(f"{name}_ms is {value!r}, expected a number")
         rest = {k: v for k, v in data.items() if k not in ("median_ms", "p20_ms", "p80_ms", "reps", "failed")}
-        return cls(**times, **known, extra=rest)
+        return cls(**times, reps=data.get("reps"), failed=data.get("failed"), extra=rest)
 
     def plain(self) -> dict[str, Any]:
         times = {"median_ms": self.median, "p20_ms": self.p20, "p80_ms": self.p80}
-        found = {name: _rounded(value) for name, value in times.items() if value is not None}
+        found: dict[str, Any] = {name: _rounded(value) for name, value in times.items() if value is not None}
         if self.reps is not None:
             found["reps"] = self.reps
         if self.failed is not None:
@@ -169,7 +168,9 @@ class Record:
             rest = {k: v for k, v in data.items() if k not in ("schema", "gpu", "kernel", "entries")}
             rest["kernel"] = {k: v for k, v in head.items() if k not in ("ref", "key")}
             gpu = GPU(**{name: data["gpu"][name] for name in GPU("", "", 0, 0, 0).identity()})
-            return cls(gpu, Kernel(module, qualname, tuple(head["key"])), {entry.shape: entry for entry in entries}, rest)
+            return cls(
+                gpu, Kernel(module, qualname, tuple(head["key"])), {entry.shape: entry for entry in entries}, rest
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"no field {error}" if isinstance(error, KeyError) else str(error)
             raise StoreError(f"{path}: corrupt store file: {what}", _REPAIR) from error
@@ -286,7 +287,9 @@ class Store:
     def _checked(self, path: Path, gpu: GPU) -> Record | None:
         record = self.read(path)
         if record is not None and record.gpu.name != gpu.name:
-            raise StoreError(f"{path}: belongs to {record.gpu.name!r}, not {gpu.name!r}", "keep the two in separate stores")
+            raise StoreError(
+                f"{path}: belongs to {record.gpu.name!r}, not {gpu.name!r}", "keep the two in separate stores"
+            )
         return record
 
     def update(self, gpu: GPU, kernel: Kernel, shape: ShapeKey, change: Callable[[Entry | None], Entry]) -> Entry:

@@ -152,12 +152,15 @@ def _replay(request: dict[str, Any]) -> Report:
     report = Report()
     settings = active()
     if not settings.bundles:
-        path, reason = settings.skipped[0]
-        raise BundleError(f"the bundle cannot serve this process: {reason}", "verify with the Triton and Python it was packed for")
+        _, reason = settings.skipped[0]
+        raise BundleError(
+            f"the bundle cannot serve this process: {reason}", "verify with the Triton and Python it was packed for"
+        )
     entries: set[str] = set()
     compiled: list[str] = []
-    with stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()), compile_events(
-        lambda name, hit: None if hit else compiled.append(name)
+    with (
+        stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()),
+        compile_events(lambda name, hit: None if hit else compiled.append(name)),
     ):
         for manifest in request["manifests"]:
             for case in load_manifest(Path(manifest)).cases():

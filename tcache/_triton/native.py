@@ -63,13 +63,13 @@ class HelperSource:
 
         names = []
         for linkage in ("ELF", ""):
-            place = ",".join([platform.machine(), platform.system(), "64bit", linkage])
+            place = f"{platform.machine()},{platform.system()},64bit,{linkage}"
             digest = hashlib.sha256((self.text + place).encode()).digest()
             names.append(base64.b32encode(digest).decode().rstrip("="))
         return tuple(names)
 
 
-class _Asked(BaseException):  # noqa: N818 - a control signal
+class _Asked(BaseException):
     pass
 
 

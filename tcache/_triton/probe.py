@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Compilation", "compilation_of", "compile_in_progress", "key_environment"]
 
 
-class _Asked(BaseException):  # noqa: N818 - a control signal; no `except Exception` between may swallow it
+class _Asked(BaseException):
     def __init__(self, payload: Any) -> None:
         self.payload = payload
 

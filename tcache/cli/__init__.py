@@ -74,7 +74,7 @@ def _refuse(error: TcacheError) -> None:
 )
 @click.version_option(__version__, prog_name="tcache")
 def main() -> None:
-    """Prebaked Triton kernels: zero JIT, zero tuning, zero compiler in production, proven before you ship.
+    r"""Prebaked Triton kernels: zero JIT, zero tuning, zero compiler in production, proven before you ship.
 
     \b
     tcache tune MANIFEST       on the GPU, once: best configs, JSON in git

@@ -17,23 +17,32 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-__all__ = ["Selection", "json_option", "manifests", "quiet_noise", "select", "selection_options"]
+__all__ = ["Selection", "json_option", "manifests", "quiet_noise", "select", "selection_options", "untuned_option"]
 
 
 def manifests(required: bool = True) -> Callable[[F], F]:
     """The MANIFEST… argument."""
-    return click.argument("manifests", nargs=-1, required=required, type=click.Path(path_type=Path), metavar="MANIFEST...")
+    return click.argument(
+        "manifests", nargs=-1, required=required, type=click.Path(path_type=Path), metavar="MANIFEST..."
+    )
 
 
 json_option = click.option("--json", "as_json", is_flag=True, show_envvar=True, help="Print JSON with a version field.")
+
+
+untuned_option = click.option(
+    "--untuned", type=click.Choice(["error", "nearest", "default", "all"]), default="error", show_default=True,
+    show_envvar=True, help="Shapes without a best config: list them and exit 1, use the nearest tuned shape's, or the "
+    "first config. all: every config of every shape, as tuning would.",
+)  # fmt: skip
 
 
 def selection_options(function: F) -> F:
     """GPU, target, store and cache."""
     for option in (
         click.option(
-            "--cache-dir", type=click.Path(path_type=Path, file_okay=False), envvar=["TRITON_CACHE_DIR"], show_envvar=True,
-            help="Triton cache to use.  [default: Triton's own]",
+            "--cache-dir", type=click.Path(path_type=Path, file_okay=False), envvar="TRITON_CACHE_DIR",
+            show_envvar=True, help="Triton cache to use.  [default: Triton's own]",
         ),
         click.option(
             "--store", type=click.Path(path_type=Path), envvar="TCACHE_STORE", show_envvar=True,
@@ -120,7 +129,8 @@ def select(
         names = list(gpus) or manifest.model.gpus
         if not names:
             raise UsageError(
-                f"{manifest.path}: no GPU named, neither by --gpu nor by the manifest", 'for example --gpu "NVIDIA H200"'
+                f"{manifest.path}: no GPU named, neither by --gpu nor by the manifest",
+                'for example --gpu "NVIDIA H200"',
             )
         chosen.append([find_gpu(project.gpu_aliases.get(name, name), parsed, known) for name in names])
     if cache_dir is not None:

@@ -37,7 +37,9 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table
 
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
-    drawn = Table(title=title or None, title_justify="left", box=box.SIMPLE if console.is_terminal else None, pad_edge=False)
+    drawn = Table(
+        title=title or None, title_justify="left", box=box.SIMPLE if console.is_terminal else None, pad_edge=False
+    )
     for column in columns:
         drawn.add_column(column, overflow="fold", no_wrap=not console.is_terminal)
     for row in rows:
@@ -68,7 +70,14 @@ def progress(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable
         yield plain
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
@@ -79,7 +88,7 @@ def progress(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable
         bar.refresh()
 
         def step(text: str) -> None:
-            bar.update(task, advance=1, description=f"{what} {text.split(' ')[0]}")
+            bar.update(task, advance=1, description=f"{what} {text.split(' ', maxsplit=1)[0]}")
             bar.refresh()
 
         yield step

@@ -15,17 +15,21 @@ from tcache.cli.resolve import report_untuned
 @click.command("pack")
 @manifests()
 @selection_options
-@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), show_envvar=True, help="Where to write.")
-@click.option("--format", "form", type=click.Choice(["dir"]), default="dir", show_default=True, show_envvar=True,
+@click.option(
+    "--output", "-o", required=True, type=click.Path(path_type=Path), show_envvar=True, help="Where to write."
+)
+@click.option("--format", "_form", type=click.Choice(["dir"]), default="dir", show_default=True, show_envvar=True,
               help="dir: a directory, for COPY --from=builder.")  # fmt: skip
 @click.option("--include-ir", default="", metavar="KINDS", show_envvar=True,
               help="Comma-separated intermediate files to include, such as ttgir,ptx.")  # fmt: skip
-@click.option("--no-native", is_flag=True, show_envvar=True, help="Leave out native helpers; the service then needs gcc.")
+@click.option(
+    "--no-native", is_flag=True, show_envvar=True, help="Leave out native helpers; the service then needs gcc."
+)
 @click.option("--force", is_flag=True, show_envvar=True, help="Replace an existing output directory.")
 @json_option
 def command(
     manifests: tuple[Path, ...], gpus: tuple[str, ...], target: str | None, store: Path | None, cache_dir: Path | None,
-    output: Path, form: str, include_ir: str, no_native: bool, force: bool, as_json: bool,
+    output: Path, _form: str, include_ir: str, no_native: bool, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Copy what MANIFEST references from the Triton cache into a bundle: binaries, metadata, best configs and native
     helpers, each with its digest. Needs no GPU.
@@ -51,7 +55,13 @@ def command(
             f"run: tcache warmup {names}",
         )
     packed = pack_directory(
-        resolved, selection.manifests, selection.stores, output, include_ir=kinds, with_native=not no_native, force=force
+        resolved,
+        selection.manifests,
+        selection.stores,
+        output,
+        include_ir=kinds,
+        with_native=not no_native,
+        force=force,
     )
     seconds = time.perf_counter() - begin
     if as_json:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tcache.cli.options import json_option, manifests, select, selection_options
+from tcache.cli.options import json_option, manifests, select, selection_options, untuned_option
 from tcache.cli.output import print_json, table
 
 if TYPE_CHECKING:
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 @click.command("resolve")
 @manifests()
 @selection_options
-@click.option("--untuned", type=click.Choice(["error", "nearest", "default", "all"]), default="error", show_default=True,
-              show_envvar=True, help="Shapes without a best config: list them and exit 1, use the nearest tuned shape's, "
-              "the first config, or every config.")  # fmt: skip
+@untuned_option
 @json_option
 def command(
     manifests: tuple[Path, ...], gpus: tuple[str, ...], target: str | None, store: Path | None, cache_dir: Path | None,
@@ -30,21 +28,20 @@ def command(
     from tcache.resolve import entry_present
 
     resolved, missing = select(manifests, gpus, target, store, cache_dir).resolve(untuned)
-    rows: list[dict[str, Any]] = []
-    for launch in resolved:
-        rows.append(
-            {
-                "gpu": launch.gpu.name,
-                "kernel": launch.kernel,
-                "shape": launch.shape,
-                "config": launch.config,
-                "specialization": launch.compilation.specialization(),
-                "entry": launch.entry,
-                "present": entry_present(launch.entry, launch.compilation.name),
-                "notice": launch.notice,
-                "where": launch.where,
-            }
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "gpu": launch.gpu.name,
+            "kernel": launch.kernel,
+            "shape": launch.shape,
+            "config": launch.config,
+            "specialization": launch.compilation.specialization(),
+            "entry": launch.entry,
+            "present": entry_present(launch.entry, launch.compilation.name),
+            "notice": launch.notice,
+            "where": launch.where,
+        }
+        for launch in resolved
+    ]
     if as_json:
         untuned_rows = [
             {"gpu": row.gpu.name, "kernel": row.kernel, "shape": row.shape, "reason": row.reason, "where": row.where}
@@ -88,9 +85,9 @@ def report_untuned(missing: list[Any]) -> None:
     """List launches without a best config and exit 1; nothing to do when there are none."""
     if not missing:
         return
-    for row in missing[:20]:
+    for row in missing[:5]:
         click.echo(f"error: {row}", err=True)
-    if len(missing) > 20:
-        click.echo(f"error: … and {len(missing) - 20} more", err=True)
+    if len(missing) > 5:
+        click.echo(f"error: … and {len(missing) - 5} more", err=True)
     click.echo("hint: run `tcache tune` on the GPU, or pass --untuned nearest or default", err=True)
     raise SystemExit(1)

@@ -41,7 +41,8 @@ def command(bundle: Path, manifests: tuple[Path, ...], root: Path, as_json: bool
             click.echo(f"note: {note}", err=True)
         click.echo(
             f"{'proven' if report.proven else 'NOT proven'}: {report.launches} launches, {report.hits} hits, "
-            f"{len(report.misses)} misses, {report.entries} entries, {len(report.problems)} damaged files, {seconds:.1f} s"
+            f"{len(report.misses)} misses, {report.entries} entries, {len(report.problems)} damaged files, "
+            f"{seconds:.1f} s"
         )
     if not report.proven:
         raise SystemExit(1)

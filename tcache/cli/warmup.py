@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tcache.cli.options import json_option, manifests, select, selection_options
+from tcache.cli.options import json_option, manifests, select, selection_options, untuned_option
 from tcache.cli.output import print_json, progress
 from tcache.cli.resolve import report_untuned
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @selection_options
 @click.option("--jobs", "-j", type=click.IntRange(min=1), show_envvar=True,
               help="Kernels to compile at once.  [default: the cores of this machine]")  # fmt: skip
-@click.option("--untuned", type=click.Choice(["error", "nearest", "default", "all"]), default="error", show_default=True,
-              show_envvar=True, help="Shapes without a best config: list them and exit 1, use the nearest tuned shape's, "
-              "the first config, or compile every config of every shape.")  # fmt: skip
+@untuned_option
 @json_option
 def command(
     manifests: tuple[Path, ...], gpus: tuple[str, ...], target: str | None, store: Path | None, cache_dir: Path | None,
@@ -58,7 +56,9 @@ def command(
                 "launches": len(resolved),
                 "entries": len(entries),
                 "compiled": len(outcomes) - len(failed),
-                "failed": [{"entry": row.resolved.entry, "kernel": row.resolved.kernel, "error": row.error} for row in failed],
+                "failed": [
+                    {"entry": row.resolved.entry, "kernel": row.resolved.kernel, "error": row.error} for row in failed
+                ],
                 "untuned": [str(row) for row in missing],
                 "seconds": round(seconds, 3),
                 "kernels": [

@@ -84,7 +84,7 @@ def _decode_value(text: str, at: int) -> tuple[Any, int]:
     if match := _WORD.match(text, at):
         return Word(match[0]), match.end()
     if text[at : at + 1] == "[":
-        items = []
+        items: list[Any] = []
         at += 1
         while text[at : at + 1] != "]":
             if items:

@@ -17,7 +17,7 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
 
 def config_key(config: Any) -> str:
-    """Return the canonical text of a ``triton.Config``: ``BLOCK_M=64 BLOCK_N=128 | num_warps=4 num_stages=3 num_ctas=1``.
+    """Return the canonical text of a ``triton.Config``: ``BLOCK=64 | num_warps=4 num_stages=3 num_ctas=1``.
 
     Meta-parameters are sorted by name, options that are None are left out, and a config's own pre_hook is named,
     since two configs that differ only in it are two configs.

@@ -40,7 +40,9 @@ class ShapeKey:
         """
         values = tuple((name, normalise(arguments[name])) for name in keys if name in arguments)
         dtypes = tuple(
-            (name, str(value.dtype).removeprefix("torch.")) for name, value in arguments.items() if hasattr(value, "dtype")
+            (name, str(value.dtype).removeprefix("torch."))
+            for name, value in arguments.items()
+            if hasattr(value, "dtype")
         )
         return cls(values, dtypes)
 

@@ -1,8 +1,8 @@
-"""Source identity: has the kernel that was tuned changed since?
+"""Source identity: whether the kernel that was tuned has changed since.
 
-Covers the kernel's text from ``def`` on, the text of every jit function it reaches, and the globals, closure
-values and defaults they read. Leaves out what cannot change the kernel: line numbers, file paths, decorators
-and comments above it. Triton's own key is of no use here: it changes when a line is added above the kernel.
+Covers the kernel's syntax tree, that of every jit function it reaches, and the globals, closure values and defaults
+they read. Leaves out what cannot change the kernel: line numbers, file paths, formatting, comments, docstrings and
+decorators. Triton's own key is of no use here: it changes when a line is added above the kernel.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ def source_identity(function: Any) -> str:
 
 def _visit(function: Any, found: dict[str, Any]) -> str:
     """Describe ``function`` and what it reaches in ``found``; return the label it has there."""
-    source = _source(function)
-    label = f"{function.fn.__qualname__}#{sha256_bytes(source.encode())[:12]}"
+    tree = ast.parse(str(function.src))  # `src` is what Triton compiles: from `def` on, dedented, without decorators
+    body = _canonical(tree)
+    digest = sha256_bytes(json.dumps(body, separators=(",", ":")).encode())
+    label = f"{function.fn.__qualname__}#{digest[:12]}"
     if label in found:
         return label
     found[label] = description = {
-        "source": source,
+        "body": digest,
         "noinline": bool(getattr(function, "noinline", False)),
         "unspecialized": sorted(map(str, getattr(function, "do_not_specialize", None) or [])),
         "unaligned": sorted(map(str, getattr(function, "do_not_specialize_on_alignment", None) or [])),
@@ -54,7 +56,7 @@ def _visit(function: Any, found: dict[str, Any]) -> str:
         if parameter.default is not inspect.Parameter.empty:
             reads[f"default {name}"] = _describe(parameter.default, found)
     scope = {**vars(builtins), **python.__globals__, **inspect.getclosurevars(python).nonlocals}
-    for path in _loaded_names(ast.parse(source)):
+    for path in _loaded_names(tree):
         value = _resolve(path, scope)
         if value is not _NOTHING:
             reads[".".join(path)] = _describe(value, found)
@@ -62,11 +64,25 @@ def _visit(function: Any, found: dict[str, Any]) -> str:
     return label
 
 
-def _source(function: Any) -> str:
-    # `src` is what Triton compiles: from `def` on, dedented, without decorators.
-    return "\n".join(line.rstrip() for line in str(function.src).strip().splitlines())
+def _canonical(node: Any) -> Any:
+    """Return a syntax tree as nested lists that are the same on every Python that parses it the same.
+
+    ``ast.dump`` is no such form: it shows fields that newer versions add, empty or not.
+    """
+    if isinstance(node, ast.AST):
+        fields = {name: value for name, value in ast.iter_fields(node) if name not in _SILENT}
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node, clean=False) is not None:
+            fields["body"] = fields["body"][1:]
+        shown = [[name, _canonical(value)] for name, value in sorted(fields.items()) if value not in (None, [])]
+        if isinstance(node, ast.Constant):
+            shown = [["value", [type(node.value).__name__, str(node.value)]]]
+        return [type(node).__name__, *shown]
+    if isinstance(node, list):
+        return [_canonical(item) for item in node]
+    return node
 
 
+_SILENT = ("ctx", "type_comment", "decorator_list", "kind")
 _NOTHING = object()
 
 

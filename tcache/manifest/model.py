@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, StrictFloat, StrictInt, StrictStr, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    Tag,
+)
 
 __all__ = ["DTYPES", "CallItem", "Constant", "Item", "KernelItem", "Manifest", "Tensor"]
 
@@ -29,7 +40,9 @@ DTYPES = (
 )
 """torch's names of the element types a tensor argument may have."""
 
-Expression = Annotated[Union[StrictInt, StrictStr], Field(description="an integer or an expression over the case's names")]
+Expression = Annotated[
+    Union[StrictInt, StrictStr], Field(description="an integer or an expression over the case's names")
+]
 
 
 def _rejoin(value: Any) -> Any:

@@ -64,7 +64,9 @@ def entry_members(resolved: Iterable[Resolved], include_ir: tuple[str, ...] = ()
         wanted = [f"{name}.json", *(f"{name}.{kind}" for kind in (*_BINARIES, *include_ir))]
         files = {file: folder / file for file in wanted if (folder / file).is_file()}
         if f"{name}.json" not in files or not any(f"{name}.{kind}" in files for kind in _BINARIES):
-            raise BundleError(f"{folder}: entry has no metadata or no binary", "delete it and run `tcache warmup` again")
+            raise BundleError(
+                f"{folder}: entry has no metadata or no binary", "delete it and run `tcache warmup` again"
+            )
         for file, path in sorted(files.items()):
             found.append(Member(f"entries/{launch.entry}/{file}", _relocatable(path, keep_debug=bool(include_ir))))
     return found
@@ -76,7 +78,9 @@ def _relocatable(path: Path, *, keep_debug: bool) -> bytes:
         try:
             metadata = json.loads(data)
         except ValueError as error:
-            raise BundleError(f"{path}: corrupt, expected JSON", "delete the entry and run `tcache warmup` again") from error
+            raise BundleError(
+                f"{path}: corrupt, expected JSON", "delete the entry and run `tcache warmup` again"
+            ) from error
         libraries = metadata.get("extern_libs") or []
         metadata["extern_libs"] = [[name, Path(library).name] for name, library in libraries]
         return json.dumps(metadata, separators=(",", ":")).encode()
@@ -94,7 +98,9 @@ def store_members(resolved: Iterable[Resolved], stores: tuple[Store, ...]) -> li
             row[2].add(launch.shape)
     sources = {(launch.gpu.slug, launch.tuned.id): launch.facts()["source"] for launch in resolved if launch.tuned}
     configs = {
-        (launch.gpu.slug, launch.tuned.id, launch.shape): launch.config for launch in resolved if launch.tuned is not None
+        (launch.gpu.slug, launch.tuned.id, launch.shape): launch.config
+        for launch in resolved
+        if launch.tuned is not None
     }
     found = []
     for (slug, kernel_id), (gpu, kernel, shapes) in sorted(wanted.items(), key=lambda row: row[0]):
@@ -130,7 +136,13 @@ def index_text(resolved: Iterable[Resolved]) -> bytes:
     for row in facts.values():
         row["options"] = {name: value for name, value in row["options"].items() if name not in shared}
     launches = [
-        {"gpu": launch.gpu.name, "ref": launch.ref, "shape": launch.shape, "config": launch.config, "entry": launch.entry}
+        {
+            "gpu": launch.gpu.name,
+            "ref": launch.ref,
+            "shape": launch.shape,
+            "config": launch.config,
+            "entry": launch.entry,
+        }
         for launch in resolved
     ]
     unique = {json.dumps(launch, sort_keys=True): launch for launch in launches}

@@ -17,19 +17,19 @@ __all__ = ["Ghost", "GhostMode", "ghost"]
 _DEVICE = torch.device("cuda", 0)
 
 
-class Ghost(torch.Tensor):
+class Ghost(torch.Tensor):  # type: ignore[misc]  # untyped here
     """A tensor that answers for the GPU."""
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return _DEVICE
 
     @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
+    def is_cuda(self) -> bool:
         return True
 
     @property
-    def is_meta(self) -> bool:  # type: ignore[override]
+    def is_meta(self) -> bool:
         return False
 
     @classmethod
@@ -39,7 +39,7 @@ class Ghost(torch.Tensor):
         return _call(func, args, kwargs)
 
 
-class GhostMode(TorchFunctionMode):
+class GhostMode(TorchFunctionMode):  # type: ignore[misc]
     """Inside this mode tensors made on the GPU are ghosts."""
 
     def __torch_function__(
@@ -88,6 +88,9 @@ def ghost(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: i
         stride: strides in elements.
         offset: storage offset in elements.
     """
-    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else offset
+    last = (
+        offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else offset
+    )
     storage = torch.empty(last + 1, dtype=getattr(torch, dtype), device="meta")
-    return storage.as_strided(shape, stride, offset).as_subclass(Ghost)
+    made: Ghost = storage.as_strided(shape, stride, offset).as_subclass(Ghost)
+    return made

@@ -198,7 +198,9 @@ def _ghost(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: 
 def _real(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: int) -> Any:
     import torch
 
-    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else offset
+    last = (
+        offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else offset
+    )
     kind = getattr(torch, dtype)
     if kind.is_floating_point:
         storage = torch.randn(last + 1, device="cuda", dtype=torch.float32).to(kind)
@@ -219,7 +221,7 @@ def _wrapper_failed(case: Case, error: Exception) -> ManifestError:
     return ManifestError(
         case.where,
         f"{case.ref} failed for {_scope(case)}{where}: {type(error).__name__}: {text}",
-        "check the arguments; code that reads tensor values cannot be replayed without a GPU: spell the launch out with 'kernel:'"
+        "check the arguments; code that reads tensor values finds none here: spell its launches out with 'kernel:'"
         if isinstance(case.item, CallItem)
         else None,
     )
