@@ -17,7 +17,7 @@ def facts_of(compilation: Compilation) -> dict[str, Any]:
     """Return what an entry's name depends on, as named JSON values: the same for packing and for explaining.
 
     Keys: ``kernel``, ``target``, ``signature``, ``constants``, ``attributes``, ``options``, ``source`` (identity,
-    see :mod:`tcache.keys.source`) and ``line`` (where the kernel starts in its file, which Triton's key covers).
+    see :mod:`tcache.keys.source`), ``line`` (where the kernel starts in its file) and ``text`` (Triton's own key of text and lines).
     """
     from tcache.keys.source import source_identity
 
@@ -32,6 +32,7 @@ def facts_of(compilation: Compilation) -> dict[str, Any]:
         },
         "source": source_identity(function),
         "line": int(function.starting_line_number),
+        "text": function.cache_key,
     }
 
 
@@ -48,6 +49,8 @@ def differences(wanted: dict[str, Any], packed: dict[str, Any]) -> list[str]:
         found.append("source: the kernel, or something it calls or reads, was edited after packing")
     elif wanted["line"] != packed["line"]:
         found.append(f"line: the kernel starts at line {wanted['line']}, packed at line {packed['line']}")
+    elif wanted["text"] != packed["text"]:
+        found.append("text: formatting or comments changed, or a function it calls moved to another line")
     if wanted["target"] != packed["target"]:
         found.append(f"target: {wanted['target']}, packed {packed['target']}")
     for group in ("signature", "constants", "options"):

@@ -151,7 +151,7 @@ def _driver_stub(folder: Path, compiler: str) -> None:
     source = folder / "stub.c"
     source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(names)))
     library = folder / "libcuda.so.1"
-    _run([compiler, "-shared", "-fPIC", "-o", str(library), "-Wl,-soname,libcuda.so.1", str(source)])
+    _run([compiler, "-shared", "-fPIC", "-o", str(library), "-Wl,-soname,libcuda.so.1", str(source)], folder)
 
 
 def build(helpers: list[HelperSource], target: Path) -> list[Path]:
@@ -188,11 +188,13 @@ def build(helpers: list[HelperSource], target: Path) -> list[Path]:
             source = folder / f"{helper.name}.c"
             source.write_text(helper.text)
             out = folder / path.name
-            # upstream's flags (triton/runtime/build.py) and -s: symbol tables serve nobody here
-            command = [compiler, str(source), "-O3", "-s", "-shared", "-fPIC", "-Wno-psabi", "-o", str(out)]
+            # upstream's flags (triton/runtime/build.py) and what keeps the bytes from depending on this machine: no
+            # symbol table, no build id, and a source named without its directory, for __FILE__
+            command = [compiler, source.name, "-O3", "-s", "-Wl,--build-id=none", "-shared", "-fPIC", "-Wno-psabi"]
+            command += ["-o", out.name]
             command += [f"-l:{library}" for library in helper.libraries]
             command += [f"-L{scratch}", *(f"-I{path}" for path in (*helper.include_dirs, headers))]
-            _run(command)
+            _run(command, folder)
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}.{os.getpid()}")
             shutil.copyfile(out, partial)
@@ -200,8 +202,8 @@ def build(helpers: list[HelperSource], target: Path) -> list[Path]:
     return paths
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
         hint = "install Python's headers (python3-dev) on the builder" if "Python.h" in done.stderr else None

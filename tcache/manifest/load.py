@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tcache.errors import ManifestError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
-from tcache.manifest.model import DTYPES, CallItem, KernelItem, Manifest, Tensor
+from tcache.manifest.model import DTYPES, CallItem, Constant, KernelItem, Manifest, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,11 @@ def load_manifest(path: Path) -> LoadedManifest:
 
 
 def _parse(path: Path, text: str, marks: dict[Path_, tuple[int, int]]) -> Any:
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.YAMLError as error:  # characters that YAML does not allow
+        line = text[: getattr(error, "position", 0)].count("\n") + 1
+        raise ManifestError(f"{path}:{line}:1", f"not YAML: {getattr(error, 'reason', error)}") from error
     try:
         node = loader.get_single_node()
         if node is None:
@@ -177,13 +181,15 @@ def _first(path: Path, marks: dict[Path_, tuple[int, int]], error: ValidationErr
         problem = f"{last or 'the manifest'} is empty: expected at least {context.get('min_length', 1)} item"
     else:
         shown = repr(found.get("input"))
-        problem = f"{'.'.join(map(str, at)) or 'the manifest'}: {found['msg']}, found {shown[:60]}"
-        problem = problem[0].lower() + problem[1:]
+        message = found["msg"][0].lower() + found["msg"][1:]
+        if len(at) > 3 and at[2] == "cases" and kind.endswith("_type"):
+            message = "expected a number, a string, a boolean, null, or a list of these"
+        problem = f"{'.'.join(map(str, at)) or 'the manifest'}: {message}, found {shown[:60]}"
     return ManifestError(_where(path, marks, at), problem, hint)
 
 
 def _allowed(loc: tuple[Any, ...]) -> list[str]:
-    models = {"call": CallItem, "kernel": KernelItem, "tensor": Tensor}
+    models = {"<call>": CallItem, "<kernel>": KernelItem, "<tensor>": Tensor, "<constant>": Constant}
     model: Any = Manifest
     for step in loc[:-1]:
         model = models.get(step, model)

@@ -85,16 +85,19 @@ class Constant(_Model):
     value: Scalar
 
 
+# Tags of the unions stand in <> so that an error's path cannot confuse them with keys of the document.
 def _kind_of_argument(value: Any) -> str:
     if isinstance(value, (Tensor, Constant)):
-        return type(value).__name__.lower()
+        return f"<{type(value).__name__.lower()}>"
     if isinstance(value, dict):
-        return "constant" if "value" in value else "tensor"
-    return "scalar"
+        return "<constant>" if "value" in value else "<tensor>"
+    return "<scalar>"
 
 
 Argument = Annotated[
-    Union[Annotated[Tensor, Tag("tensor")], Annotated[Constant, Tag("constant")], Annotated[Scalar, Tag("scalar")]],
+    Union[
+        Annotated[Tensor, Tag("<tensor>")], Annotated[Constant, Tag("<constant>")], Annotated[Scalar, Tag("<scalar>")]
+    ],
     Discriminator(_kind_of_argument),
 ]
 Case = dict[StrictStr, Union[Scalar, list[Scalar]]]
@@ -120,15 +123,15 @@ class KernelItem(_ItemModel):
 
 def _kind_of_item(value: Any) -> Union[str, None]:
     if isinstance(value, (CallItem, KernelItem)):
-        return "call" if isinstance(value, CallItem) else "kernel"
+        return "<call>" if isinstance(value, CallItem) else "<kernel>"
     if isinstance(value, dict):
         kinds = [name for name in ("call", "kernel") if name in value]
-        return kinds[0] if len(kinds) == 1 else None
+        return f"<{kinds[0]}>" if len(kinds) == 1 else None
     return None
 
 
 Item = Annotated[
-    Union[Annotated[CallItem, Tag("call")], Annotated[KernelItem, Tag("kernel")]],
+    Union[Annotated[CallItem, Tag("<call>")], Annotated[KernelItem, Tag("<kernel>")]],
     Discriminator(
         _kind_of_item,
         custom_error_type="item",

@@ -1,0 +1,105 @@
+"""Shared fixtures, and the one table that says which marker needs what."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+QUICKSTART = ROOT / "shape_manifests" / "quickstart.yaml"
+
+
+@functools.cache
+def gpu_present() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+NEEDS = {
+    "gpu": (gpu_present, "needs an NVIDIA GPU"),
+    "compat": (lambda: not os.environ.get("TCACHE_TEST_OFFLINE"), "TCACHE_TEST_OFFLINE is set"),
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for marker, (present, reason) in NEEDS.items():
+            if item.get_closest_marker(marker) and not present():
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def isolated(monkeypatch, tmp_path):
+    """No setting, store or cache of the developer reaches a test, and no test's settings reach another."""
+    for name in list(os.environ):
+        if name.startswith("TCACHE_") and not name.startswith("TCACHE_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    active = sys.modules.get("tcache.active")
+    if active is not None:
+        monkeypatch.setattr(active, "_active", None)
+
+
+@pytest.fixture
+def triton_cache(monkeypatch, tmp_path):
+    """An empty Triton cache of this test."""
+    from tcache._triton.cache import set_cache_directory
+
+    before = os.environ.get("TRITON_CACHE_DIR")
+    folder = tmp_path / "triton-cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    set_cache_directory(str(folder))
+    yield folder
+    from triton import knobs
+
+    if before is None:
+        del knobs.cache.dir
+    else:
+        set_cache_directory(before)
+
+
+@pytest.fixture
+def kernel_file(tmp_path):
+    """Write a kernel file and return its path: ``kernel_file("k.py", text)``."""
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def tcache(tmp_path):
+    """Run the command line in a process of its own: ``tcache("warmup", "m.yaml", cwd=…, env={…})``."""
+
+    def run(*args, cwd=ROOT, env=None, check=None):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TCACHE_")}
+        environment |= {
+            "TRITON_CACHE_DIR": str(tmp_path / "triton-cache"),
+            "HOME": str(tmp_path / "home"),
+            **(env or {}),
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "tcache", *map(str, args)]
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+        if check is not None:
+            assert done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def load_json():
+    return lambda text: json.loads(text)

@@ -1,0 +1,118 @@
+"""What changes a source identity, and what does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+
+import pytest
+
+from tcache.keys.source import source_identity
+
+HEAD = "import triton\nimport triton.language as tl\n"
+KERNEL = """
+SCALE = tl.constexpr(2)
+
+@triton.jit
+def inner(x):
+    return x * SCALE
+
+@triton.jit
+def helper(x):
+    return inner(x) + 1
+
+@triton.jit
+def kernel(p, n, BLOCK: tl.constexpr = 16):
+    o = tl.arange(0, BLOCK)
+    tl.store(p + o, helper(tl.load(p + o, mask=o < n)), mask=o < n)
+"""
+counter = itertools.count()
+
+
+@pytest.fixture
+def identity(tmp_path):
+    def of(text, *, name="kernel", folder="a"):
+        path = tmp_path / folder / f"module_{next(counter)}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return source_identity(getattr(module, name))
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + KERNEL,
+        "# a comment\n\n\n" + HEAD + "\n\n" + KERNEL,
+        HEAD
+        + KERNEL.replace(
+            "def kernel(p, n, BLOCK: tl.constexpr = 16):", "def kernel(\n    p, n,\n    BLOCK: tl.constexpr = 16,\n):"
+        ),
+        HEAD + KERNEL.replace("    o = tl", "    # a comment inside\n    o = tl"),
+        HEAD + KERNEL.replace("    o = tl", '    """A docstring."""\n    o = tl'),
+        HEAD + KERNEL + "\nUNRELATED = 3\n",
+    ],
+    ids=["same", "shifted", "formatted", "comment", "docstring", "unrelated"],
+)
+def test_what_cannot_change_the_kernel_does_not_change_the_identity(identity, text):
+    assert identity(text, folder="elsewhere") == identity(HEAD + KERNEL)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("mask=o < n)), mask=o < n)", "mask=o < n)), mask=o <= n)"),
+        ("inner(x) + 1", "inner(x) + 2"),
+        ("return x * SCALE", "return x + SCALE"),
+        ("tl.constexpr(2)", "tl.constexpr(3)"),
+        ("tl.constexpr = 16", "tl.constexpr = 32"),
+        ("@triton.jit\ndef inner", "@triton.jit(noinline=True)\ndef inner"),
+        ("@triton.jit\ndef kernel", "@triton.jit(do_not_specialize=['n'])\ndef kernel"),
+    ],
+)
+def test_every_real_change_is_seen(identity, old, new):
+    assert old in KERNEL
+    assert identity(HEAD + KERNEL.replace(old, new)) != identity(HEAD + KERNEL)
+
+
+CLOSURE = """
+import types
+constants = types.ModuleType("constants")
+constants.FACTOR = tl.constexpr({attribute})
+SIZE = {default}
+
+def make(value):
+    factor = tl.constexpr(value)
+
+    @triton.jit
+    def kernel(p, BLOCK: tl.constexpr = SIZE):
+        tl.store(p, factor * constants.FACTOR)
+
+    return kernel
+
+kernel = make({closure})
+"""
+
+
+@pytest.mark.parametrize("changed", ["attribute", "default", "closure"])
+def test_closures_attributes_and_defaults_are_seen(identity, changed):
+    values = {"attribute": 1, "default": 16, "closure": 5}
+    before = identity(HEAD + CLOSURE.format(**values))
+    assert identity(HEAD + CLOSURE.format(**values)) == before
+    values[changed] *= 2
+    assert identity(HEAD + CLOSURE.format(**values)) != before
+
+
+def test_recursion_ends(identity):
+    text = HEAD + "@triton.jit\ndef kernel(n):\n    return kernel(n - 1)\n"
+    assert identity(text) == identity(text)
+
+
+def test_a_helper_of_triton_itself_belongs_to_the_release(identity):
+    text = HEAD + "@triton.jit\ndef kernel(p, n):\n    tl.store(p, tl.cdiv(n, 2) + tl.sum(tl.arange(0, 16)))\n"
+    assert identity(text).startswith("sha256:")

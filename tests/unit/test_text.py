@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tcache.errors import UnsupportedValue
+from tcache.keys._text import Word, decode_groups, encode_groups, encode_value, normalise
+
+names = st.from_regex(r"[A-Za-z_][A-Za-z_0-9]{0,8}", fullmatch=True)
+words = st.sampled_from(["torch.bfloat16", "tl.fp32", "@kernels.matmul.relu", "@m.f.<locals>.g"]).map(Word)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | words
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6)
+
+
+@given(st.lists(st.lists(st.tuples(names, values), max_size=4), min_size=1, max_size=3))
+def test_round_trip(groups):
+    text = encode_groups(groups)
+    back = decode_groups(text)
+    assert [g for g in back if g] == [g for g in groups if g]
+    assert encode_groups(back).split() == text.split()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1, "1"),
+        (1.0, "1.0"),
+        (True, "true"),
+        (None, "null"),
+        ("a b|c", '"a b|c"'),
+        ((1, (2.5, None)), "[1,[2.5,null]]"),
+        (float("inf"), "Infinity"),
+        (-(2**63), "-9223372036854775808"),
+    ],
+)
+def test_values_keep_their_type(value, text):
+    assert encode_value(value) == text
+    assert decode_groups(f"x={text}") == [[("x", value)]]
+
+
+def test_nan_round_trips():
+    [[(_, value)]] = decode_groups(encode_groups([[("x", float("nan"))]]))
+    assert math.isnan(value)
+
+
+def test_dtypes_and_functions_become_words():
+    import torch
+    import triton.language as tl
+
+    assert normalise(torch.bfloat16) == Word("torch.bfloat16")
+    assert normalise(tl.float32) == Word("tl.fp32")
+    assert normalise(tl.constexpr(3)) == 3
+    assert normalise(string.capwords) == Word("@string.capwords")
+
+
+def test_what_has_no_text_is_refused():
+    import torch
+
+    with pytest.raises(UnsupportedValue, match=r"builtins\.object"):
+        normalise(object())
+    with pytest.raises(UnsupportedValue, match="Tensor"):
+        normalise(torch.zeros(1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("text", ["x", "x=", "1=2", "x=1y=2", "x=[1", "x=[1 2]", "x=foo", "x=[" * 5000])
+def test_malformed_text_is_a_value_error(text):
+    with pytest.raises((ValueError, RecursionError)):
+        decode_groups(text)
