@@ -17,7 +17,8 @@ def facts_of(compilation: Compilation) -> dict[str, Any]:
     """Return what an entry's name depends on, as named JSON values: the same for packing and for explaining.
 
     Keys: ``kernel``, ``target``, ``signature``, ``constants``, ``attributes``, ``options``, ``source`` (identity,
-    see :mod:`tcache.keys.source`), ``line`` (where the kernel starts in its file) and ``text`` (Triton's own key of text and lines).
+    see :mod:`tcache.keys.source`), ``line`` (where the kernel starts in its file) and ``text`` (Triton's own
+    key of text and lines).
     """
     from tcache.keys.source import source_identity
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -98,8 +97,3 @@ def tcache(tmp_path):
         return done
 
     return run
-
-
-@pytest.fixture
-def load_json():
-    return lambda text: json.loads(text)

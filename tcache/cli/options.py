@@ -27,7 +27,9 @@ def manifests(required: bool = True) -> Callable[[F], F]:
     )
 
 
-json_option = click.option("--json", "as_json", is_flag=True, show_envvar=True, help="Print JSON with a version field.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, envvar="TCACHE_JSON", show_envvar=True, help="Print JSON with a version field."
+)
 
 
 untuned_option = click.option(

@@ -31,7 +31,7 @@ class NullDriver(StubDriver):
         self.utils = NullUtils(self.launches)
 
     def launcher_cls(self, source, metadata):
-        return lambda *args: self.launches.append((source.name, source.constants))
+        return lambda *_: self.launches.append((source.name, source.constants))
 
 
 def activate():

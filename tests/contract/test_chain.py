@@ -175,7 +175,7 @@ def miss(project, code=1):
 
 
 def test_a_lost_entry_is_a_miss(project):
-    lost = sorted((project / "bundle" / "entries").iterdir())[0]
+    lost = min((project / "bundle" / "entries").iterdir())
     shutil.rmtree(lost)
     text = miss(project)
     assert "NOT proven: 5 launches, 4 hits, 1 misses" in text
@@ -202,7 +202,8 @@ def test_a_helper_that_anyone_may_change_is_refused(project):
 
 
 REASONS = [
-    (KERNELS.replace("import triton\n", "import triton\n# a comment\n", 1), "line: the kernel starts at line 15, packed at line 14"),
+    (KERNELS.replace("import triton\n", "import triton\n# a comment\n", 1),
+     "line: the kernel starts at line 15, packed at line 14"),
     (KERNELS.replace("def scale(x_ptr", "def scale(\n    x_ptr"), "text: formatting or comments changed"),
     (KERNELS.replace("x * FACTOR", "x + FACTOR"), "source: the kernel, or something it calls or reads, was edited"),
     (KERNELS.replace("constexpr(2)", "constexpr(3)"), "source: the kernel, or something it calls or reads, was edited"),
@@ -255,9 +256,9 @@ def test_another_environment_skips_the_bundle_with_a_reason(project):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: "", "corrupt, expected JSON"),
+        (lambda _: "", "corrupt, expected JSON"),
         (lambda text: text[: len(text) // 2], "corrupt, expected JSON"),
-        (lambda text: "[]", "expected a JSON object"),
+        (lambda _: "[]", "expected a JSON object"),
         (lambda text: text.replace('"schema": 1', '"schema": 2'), "bundle schema 2, expected 1"),
         (lambda text: text.replace('"files"', '"filez"'), "corrupt"),
         (lambda text: text.replace('"index.json"', '"../index.json"'), "leaves the bundle"),
