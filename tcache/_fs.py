@@ -96,9 +96,9 @@ def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as error:
-        raise OutputError(
-            f"{target}: cannot write here: {error.strerror or error}", "choose another --output"
-        ) from error
+        blocked = isinstance(error, (FileExistsError, NotADirectoryError))
+        reason = "a parent is a file" if blocked else error.strerror or error
+        raise OutputError(f"{target}: cannot write here: {reason}", "choose another --output") from error
     try:
         staging.chmod(0o755)
         yield staging

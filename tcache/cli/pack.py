@@ -18,8 +18,8 @@ from tcache.cli.resolve import report_untuned
 @click.option(
     "--output", "-o", required=True, type=click.Path(path_type=Path), show_envvar=True, help="Where to write."
 )
-@click.option("--format", "_form", envvar="TCACHE_FORMAT", type=click.Choice(["dir"]), default="dir", show_default=True, show_envvar=True,
-              help="dir: a directory, for COPY --from=builder.")  # fmt: skip
+@click.option("--format", "_form", envvar="TCACHE_FORMAT", type=click.Choice(["dir"]), default="dir",
+              show_default=True, show_envvar=True, help="dir: a directory, for COPY --from=builder.")  # fmt: skip
 @click.option("--include-ir", default="", metavar="KINDS", show_envvar=True,
               help="Comma-separated intermediate files to include, such as ttgir,ptx.")  # fmt: skip
 @click.option(

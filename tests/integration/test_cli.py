@@ -1,5 +1,7 @@
 """The command line as its users meet it: help, refusals, exit codes."""
 
+# ruff: noqa: E501 - one row, one refusal
+
 from __future__ import annotations
 
 import json
