@@ -168,3 +168,7 @@ def test_an_environment_variable_of_the_key_changes_the_entry(monkeypatch):
         before = compilation_of(*LAUNCHES["plain"]).entry
         monkeypatch.setenv("NVPTX_ENABLE_DUMP", "0")
         assert compilation_of(*LAUNCHES["plain"]).entry != before
+
+
+def test_this_is_the_release_that_was_asked_for():
+    assert os.environ.get("TCACHE_TEST_TRITON") in (None, triton.__version__)
