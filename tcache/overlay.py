@@ -110,6 +110,8 @@ def _answer_for_helpers() -> None:
     if not _answering:
         _answering = True
         _cache.set_build_impl(_build)
+        if active().mode == "frozen":  # nothing will be linked
+            _cache.skip_driver_search()
 
 
 def _build(

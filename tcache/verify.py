@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tcache.bundle import Bundle
+from tcache.bundle import Bundle, Rejected
 from tcache.errors import BundleError, CacheMiss, TcacheError
 
 __all__ = ["Report", "verify"]
@@ -62,8 +62,8 @@ def verify(path: Path, manifests: list[Path], root: Path) -> Report:
     bundle = Bundle(path)
     report = Report(problems=bundle.problems())
     chosen = manifests or _packed_manifests(bundle, root)
-    if not bundle.helpers and any(target.startswith("cuda") for target in bundle.targets):
-        report.notes.append("no native helpers are packed: the service needs a C compiler")
+    if any(target.startswith("hip") for target in bundle.targets):
+        report.notes.append("native helpers for hip are not packed: the service needs a C compiler and mode lookup")
     with tempfile.TemporaryDirectory(prefix="tcache-verify-") as scratch:
         moved = Path(scratch, "elsewhere")
         shutil.copytree(path, moved, symlinks=True)
@@ -194,8 +194,10 @@ def _launch(launch: Any, bundle: Bundle, entries: set[str]) -> str | None:
     if not found <= bundle.entries:
         return f"entry {', '.join(sorted(found))} did not come from the bundle"
     entries |= found
-    if bundle.helpers:
-        for source in helper_sources([kernel]):
-            if not isinstance(bundle.helper(source=source.digest), Path):
-                return f"native helper {source.name} (source {source.digest[:12]}) is not packed"
+    for source in helper_sources([kernel]):
+        helper = bundle.helper(source=source.digest)
+        if helper is None:
+            return f"native helper {source.name} (source {source.digest[:12]}) is not packed"
+        if isinstance(helper, Rejected):
+            return helper.reason
     return None

@@ -81,6 +81,16 @@ def compile_events(seen: Callable[[str, bool], None]) -> Iterator[None]:
         knobs.compilation.listener = before
 
 
+def skip_driver_search() -> None:
+    """Keep Triton from running ``ldconfig`` for a driver library that it would only link against.
+
+    ``library_dirs()`` is evaluated even when a native helper is found; a slim image has no ``ldconfig``. Loading a
+    helper finds the driver through the dynamic linker, as ever.
+    """
+    if knobs.nvidia.libcuda_path is None:
+        knobs.nvidia.libcuda_path = "/nonexistent"
+
+
 def set_cache_directory(path: str) -> None:
     """Use ``path`` as Triton's cache in this process and its children."""
     os.environ["TRITON_CACHE_DIR"] = path

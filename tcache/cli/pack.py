@@ -23,7 +23,10 @@ from tcache.cli.resolve import report_untuned
 @click.option("--include-ir", default="", metavar="KINDS", show_envvar=True,
               help="Comma-separated intermediate files to include, such as ttgir,ptx.")  # fmt: skip
 @click.option(
-    "--no-native", is_flag=True, show_envvar=True, help="Leave out native helpers; the service then needs gcc."
+    "--no-native",
+    is_flag=True,
+    show_envvar=True,
+    help="Leave out native helpers; the service then needs gcc and mode lookup.",
 )
 @click.option("--force", is_flag=True, show_envvar=True, help="Replace an existing output directory.")
 @json_option
