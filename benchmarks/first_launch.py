@@ -74,7 +74,8 @@ def main() -> None:
             empty = Path(scratch, "empty")
             empty.mkdir(exist_ok=True)
             rows["bundle, frozen"].append(process("bundle", empty, arguments.bundle))
-            assert not list(empty.iterdir()), "a frozen process wrote something"
+            # .nv is the CUDA driver's own cache
+            assert {path.name for path in empty.iterdir()} <= {".nv"}, "a frozen process wrote something"
     result = {
         "kernel": "matmul bf16, M=N=K=4096, 24 configs",
         "first_launch": {

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ expect_miss("unaligned", lambda: axpy(2.0, torch.randn(4097, **bf16)[1:], torch.
 print(json.dumps({
     "launches": launches, "checked": checked, "entries": len(hits), "compiled": compiled, "misses": misses,
     "compiler": [shutil.which(name) for name in ("gcc", "cc", "clang", "file", "ldconfig")],
-    "home": sorted(os.listdir(os.environ["HOME"])), "first_launch_ms": round(first_ms, 1),
+    "uid": os.getuid(), "home": sorted(os.listdir(os.environ["HOME"])), "first_launch_ms": round(first_ms, 1),
     "gpu": torch.cuda.get_device_name(), "driver": torch.cuda.driver_version() if hasattr(torch.cuda, "driver_version") else None,
     "torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0],
 }))
@@ -89,11 +90,11 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def report():
     bundle = os.environ.get("TCACHE_TEST_BUNDLE")
     if not bundle:
         pytest.skip("TCACHE_TEST_BUNDLE is not set: pack one on a machine without a GPU")
-    home = tmp_path_factory.mktemp("home")
+    home = Path(tempfile.mkdtemp(prefix="tcache-home-"))
     home.chmod(0o555)
     environment = {
         "HOME": str(home), "TRITON_HOME": str(home), "TRITON_CACHE_DIR": str(home / "cache"), "ROOT": str(ROOT),
@@ -102,7 +103,10 @@ def report(tmp_path_factory):
         "TRITON_CACHE_MANAGER": "tcache.overlay:OverlayCacheManager",
     }  # fmt: skip
     before = sorted((str(path), path.stat().st_mtime_ns) for path in Path(bundle).rglob("*"))
-    done = subprocess.run([sys.executable, "-c", SERVICE], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SERVICE], env=environment, capture_output=True, text=True, check=False, cwd="/",
+        **({"user": 65534, "group": 65534} if os.getuid() == 0 else {}),  # read-only means nothing to root
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     found["bundle_untouched"] = before == sorted(
