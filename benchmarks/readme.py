@@ -1,0 +1,64 @@
+"""Put the measured figures into the README, between its markers; ``--check`` only compares."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from _machine import RESULTS, ROOT
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def figures() -> str:
+    cpu = json.loads((RESULTS / "cpu.json").read_text())
+    launch = json.loads((RESULTS / "first_launch.json").read_text())
+    gpu = json.loads((RESULTS / "bundle_on_gpu.json").read_text())
+    first = launch["first_launch"]
+    cold, warm, ours = (
+        first[name]["median_ms"] for name in ("stock, no cache", "stock, warm compile cache", "bundle, frozen")
+    )
+    faster = launch["times_faster_than"]
+    chain, warmup, start = cpu["chain"], cpu["warmup"], cpu["start_up"]
+    machine, small = launch["machine"], cpu["machine"]
+    return f"""\
+| first matmul launch of a fresh process, {machine["gpu"]} | median | compiled |
+|---|---:|---:|
+| `triton.autotune`, no cache | {cold:,.0f} ms | {first["stock, no cache"]["compiled"]} |
+| `triton.autotune`, warm compile cache | {warm:,.0f} ms | {first["stock, warm compile cache"]["compiled"]} |
+| tcache bundle, frozen | {ours:,.0f} ms, {faster["stock, no cache"]:.0f}× and {faster["stock, warm compile cache"]:.1f}× faster | 0 |
+
+{machine["gpu"]}, {machine["cores"]} cores, Python {machine["python"]}, torch {machine["torch"]}, Triton {machine["triton"]}; \
+[first_launch.json](benchmarks/results/first_launch.json).
+
+On that GPU {gpu["checked"]} of {gpu["launches"]} launches of the quickstart manifest ran from a bundle built without a GPU, \
+checked against torch, as a user without a writable home and with no compiler on the path: {len(gpu["compiled"])} compiles by \
+Triton's own listener; [bundle_on_gpu.json](benchmarks/results/bundle_on_gpu.json).
+
+| without a GPU, {small["cores"]} cores | |
+|---|---:|
+| launches of the quickstart manifest that hit in `tcache verify` | {chain["hits"]} of {chain["launches"]} |
+| bundle, of the cache that tuning the same manifest leaves | {cpu["packed_of_tuning_cache"]:.2%} ({chain["packed_bytes"] / 1e3:.0f} kB of {warmup["tuning_cache_bytes"] / 1e6:.1f} MB) |
+| compiling {warmup["entries"]} entries two at a time against one at a time | {warmup["speedup"]:.2f}× ({warmup["speedup_of_the_whole_command"]:.2f}× with imports and replay) |
+| `tcache --help`, whole process | {start["help_ms"]:.0f} ms |
+| `import tcache` | {start["import_adds_ms"]:.1f} ms |
+
+Python {small["python"]}, torch {small["torch"]}, Triton {small["triton"]}; [cpu.json](benchmarks/results/cpu.json)."""
+
+
+def rendered(text: str) -> str:
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{figures()}\n{END}{after}"
+
+
+def main() -> None:
+    path = ROOT / "README.md"
+    text = path.read_text()
+    if "--check" in sys.argv:
+        raise SystemExit(0 if rendered(text) == text else "README's figures differ: run python benchmarks/readme.py")
+    path.write_text(rendered(text))
+
+
+if __name__ == "__main__":
+    main()
