@@ -1,3 +1,4 @@
+# ruff: noqa: E501, RUF001 - the text of a table
 """Put the measured figures into the README, between its markers; ``--check`` only compares."""
 
 from __future__ import annotations
