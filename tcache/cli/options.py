@@ -98,6 +98,8 @@ def quiet_noise() -> None:
     """Silence upstream warnings a reader of our output can do nothing about."""
     import warnings
 
+    # torch says so while it is imported; nothing here needs numpy
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
     # Triton 3.9 announces a change of 3.10's default each time a kernel is bound
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION is unset", category=UserWarning)
 
