@@ -16,6 +16,8 @@ from pathlib import Path
 
 from _machine import ROOT, tcache, write
 
+from tcache._fs import tree_size
+
 MANIFEST = "shape_manifests/quickstart.yaml"
 ROUNDS = 21
 
@@ -40,10 +42,6 @@ def start_up() -> dict:
         "import_adds_ms": round(median["import tcache"] - median["python"], 1),
         "python_ms": round(median["python"], 1),
     }
-
-
-def tree_size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def warm_up(scratch: Path) -> dict:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from _machine import ROOT
 
+from tcache._fs import tree_size
+
 MANIFEST = "shape_manifests/quickstart.yaml"
 
 
@@ -27,10 +29,6 @@ def step(*args: object, cache: Path) -> tuple[dict, float]:
     if done.returncode:
         raise SystemExit(done.returncode)
     return json.loads(done.stdout), time.perf_counter() - begin
-
-
-def tree_size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def size(count: int) -> str:

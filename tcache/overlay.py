@@ -8,7 +8,6 @@ frozen mode, where it is a :class:`~tcache.errors.CacheMiss`. A frozen process w
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,9 +134,3 @@ def install() -> None:
     """Make the overlay this process's cache manager."""
     _cache.set_manager(OverlayCacheManager)
     _answer_for_helpers()
-
-
-def read_group(path: Path) -> dict[str, str]:
-    """Return the files a Triton ``__grp__`` file lists, looked up beside it and not where it says they were."""
-    names = json.loads(path.read_text("utf-8"))["child_paths"]
-    return {name: str(path.parent / name) for name in names if (path.parent / name).exists()}
