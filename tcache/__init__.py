@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tcache.active import activate
+    from tcache.adopting import adopt
     from tcache.autotuner import autotune
+    from tcache.counters import stats
     from tcache.errors import CacheMiss, TcacheError
 
-__all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "autotune"]
+__all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "stats"]
 
 __version__ = "0.1.0"
 
@@ -21,7 +23,9 @@ _HOMES = {
     "CacheMiss": "tcache.errors",
     "TcacheError": "tcache.errors",
     "activate": "tcache.active",
+    "adopt": "tcache.adopting",
     "autotune": "tcache.autotuner",
+    "stats": "tcache.counters",
 }
 
 

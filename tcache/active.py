@@ -34,6 +34,7 @@ class Active:
         bundles: bundles in use.
         skipped: ``(path, reason)`` of bundles that cannot serve this process.
         writable: the store new results go to, None where there is none.
+        retune: ``aged`` or ``all``: what was tuned before ``since`` (ISO 8601, UTC) is tuned again.
     """
 
     mode: str
@@ -41,6 +42,8 @@ class Active:
     bundles: tuple[Bundle, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
     writable: Store | None = None
+    retune: str | None = None
+    since: str = ""
     notices: set[str] = field(default_factory=set)
 
     def notice(self, text: str) -> None:

@@ -62,6 +62,8 @@ def decide(
     live = set(wanted)
     timed = {key: timing.median for key, timing in entry.timings.items() if timing.median is not None and key in live}
     best = min(timed, key=lambda key: (timed[key], key)) if timed else None
+    if entry.config in timed and entry.config in entry.tied and best in entry.tied:
+        best = entry.config  # chosen among configs that the benchmark could not tell apart
     aged = entry.triton if entry.triton != triton else None
     if entry.space == space_identity(configs) and best is not None:
         return Best(best, aged)

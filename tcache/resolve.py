@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tcache._triton.cache import cache_directory
 from tcache._triton.driver import stub
 from tcache._triton.kernels import through_decorators
 from tcache._triton.probe import Compilation, compilation_of
-from tcache.autotuner import kernel_of, lookup
 from tcache.decide import Best
 from tcache.errors import ManifestError, TcacheError
 from tcache.explain import facts_of
 from tcache.keys.config import config_key
+from tcache.lookup import kernel_of, lookup
 from tcache.replay import launches
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from tcache.replay import Launch
     from tcache.store import Kernel, Store
 
-__all__ = ["UNTUNED", "Resolved", "Unresolved", "entry_present", "resolve"]
+__all__ = ["UNTUNED", "Resolved", "Unresolved", "resolve"]
 
 UNTUNED = ("error", "nearest", "default", "all")
 """What to do with a shape that has no best config: refuse, use the nearest shape's, the first config, or every one."""
@@ -81,11 +79,6 @@ class Unresolved:
         return f"{self.where}: {self.kernel} [{self.shape}] has no best config on {self.gpu.name}: {self.reason}"
 
 
-def entry_present(entry: str, name: str, root: str | None = None) -> bool:
-    """Return whether the Triton cache has an entry, complete with the file that Triton looks for first."""
-    return Path(root or cache_directory(), entry, f"__grp__{name[:150]}.json").is_file()
-
-
 def resolve(
     cases: Iterable[Case], gpu: GPU, stores: tuple[Store, ...], untuned: str = "error"
 ) -> tuple[list[Resolved], list[Unresolved]]:
@@ -131,9 +124,9 @@ def _resolve_launch(
             tuned = kernel_of(autotuner)
             notice = f"tuned under Triton {found.verdict.aged}" if found.verdict.aged else None
             return [by_key[found.verdict.config]]
-        if untuned == "nearest" and found.near is not None:
-            notice = f"untuned: config of [{found.near[0]}]"
-            return [by_key[found.near[1]]]
+        if untuned == "nearest" and found.near:
+            notice = f"untuned: config of [{found.near[0][0]}]"
+            return [by_key[found.near[0][1]]]
         if untuned in ("nearest", "default"):
             notice = "untuned: first config"
             autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))

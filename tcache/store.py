@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tcache._fs import atomic_write
+from tcache._fs import atomic_write, sha256_bytes
 from tcache.errors import StoreError
+from tcache.keys.bucket import bucket_text
 from tcache.keys.gpu import GPU
 from tcache.keys.shape import ShapeKey
 
@@ -72,6 +73,7 @@ class Entry:
         space: identity of the config space once every config of it was tried, else None.
         triton: Triton release used for tuning.
         tuned: when, ISO 8601 in UTC.
+        tied: configs that the benchmark could not tell from the winner, the winner among them.
         extra: fields this version does not know, kept on rewrite.
     """
 
@@ -82,6 +84,7 @@ class Entry:
     space: str | None
     triton: str
     tuned: str
+    tied: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -91,9 +94,17 @@ class Entry:
         for name, value in {**text, "config": data.get("config") or "", "space": data.get("space") or ""}.items():
             if not isinstance(value, str):
                 raise ValueError(f"{name} is {value!r}, expected text")
-        known = {"config", "timings", "source", "space", "triton", "tuned", "median_ms", "p20_ms", "p80_ms"}
+        known = {"config", "timings", "source", "space", "tied", "triton", "tuned", "median_ms", "p20_ms", "p80_ms"}
         rest = {k: v for k, v in data.items() if k not in known}
-        return cls(ShapeKey.parse(shape), data.get("config"), timings, space=data.get("space"), extra=rest, **text)
+        return cls(
+            ShapeKey.parse(shape),
+            data.get("config"),
+            timings,
+            space=data.get("space"),
+            tied=tuple(data.get("tied", ())),
+            extra=rest,
+            **text,
+        )
 
     def plain(self) -> dict[str, Any]:
         best = self.timings.get(self.config or "", Timing()).plain()
@@ -106,7 +117,12 @@ class Entry:
             "timings": {key: self.timings[key].plain() for key in sorted(self.timings)},
             "triton": self.triton,
             "tuned": self.tuned,
+            **({"tied": sorted(self.tied)} if self.tied else {}),
         }
+
+    def keeping(self, old: Entry | None) -> Entry:
+        """Return this entry with the unknown fields of the one it replaces."""
+        return replace(self, extra=old.extra) if old is not None and not self.extra else self
 
 
 @dataclass(frozen=True)
@@ -292,35 +308,63 @@ class Store:
             )
         return record
 
-    def update(self, gpu: GPU, kernel: Kernel, shape: ShapeKey, change: Callable[[Entry | None], Entry]) -> Entry:
+    def update(
+        self,
+        gpu: GPU,
+        kernel: Kernel,
+        shape: ShapeKey,
+        change: Callable[[Entry | None], Entry],
+        buckets: dict[str, Any] | None = None,
+    ) -> Entry:
         """Replace one entry by ``change(entry)`` under the record's lock and return the new entry.
+
+        ``buckets`` is noted in the record's head for its readers.
 
         Raises:
             StoreError: the store cannot be written or locked, or the record is corrupt.
         """
         path = self.path(gpu, kernel)
-        with self.lock(path):
+        with self._lock(gpu, kernel.id):
             record = self._checked(path, gpu) or Record(gpu, kernel, {})
+            head = dict(record.extra.get("kernel", {}))
+            head.pop("buckets", None)
+            if buckets:
+                head["buckets"] = {name: bucket_text(spec) for name, spec in buckets.items()}
+            extra = {**record.extra, "kernel": head}
             entry = change(record.entries.get(shape))
             entries = {**record.entries, shape: entry}
             try:
-                atomic_write(path, Record(record.gpu, kernel, entries, record.extra).text().encode())
+                atomic_write(path, Record(record.gpu, kernel, entries, extra).text().encode())
             except OSError as error:
                 raise self._unwritable(path, error) from error
         return entry
 
-    @contextlib.contextmanager
-    def lock(self, path: Path, purpose: str = "") -> Iterator[None]:
-        """Hold the lock of a record (or of tuning it, with ``purpose``); a holder that dies releases it.
+    def tuning_lock(self, gpu: GPU, kernel: Kernel, shape: str) -> contextlib.AbstractContextManager[None]:
+        """Return the lock of tuning one shape: of N processes one holds it, and a holder that dies releases it.
 
         Raises:
-            StoreError: the directory cannot be written, or the file system has no locks.
+            StoreError: when entered: the directory cannot be written, or the file system has no locks.
         """
+        return self._lock(gpu, f"{kernel.id}-{sha256_bytes(shape.encode())[:12]}")
+
+    def journal(self, gpu: GPU, kernel: Kernel, shape: str) -> Path:
+        """Return where the results of a running tuning are kept until they are in the record."""
+        return self._scratch(gpu) / f"{kernel.id}-{sha256_bytes(shape.encode())[:12]}.jsonl"
+
+    def _scratch(self, gpu: GPU) -> Path:
+        return self.root / gpu.slug / ".tuning"
+
+    @contextlib.contextmanager
+    def _lock(self, gpu: GPU, name: str) -> Iterator[None]:
         import filelock
 
-        lock = filelock.FileLock(f"{path}{purpose}.lock")
+        path = self._scratch(gpu) / f"{name}.lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            ignore = path.parent / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n")
+            lock = filelock.FileLock(path)
             lock.acquire()
         except (OSError, NotImplementedError) as error:
             raise self._unwritable(path, error) from error

@@ -25,7 +25,7 @@ def command(
     """Print kernel, shape key, config, specialization and entry of every launch of MANIFEST, and whether the entry is
     in the Triton cache. Compiles nothing and needs no GPU.
     """
-    from tcache.resolve import entry_present
+    from tcache.compile import entry_present
 
     resolved, missing = select(manifests, gpus, target, store, cache_dir).resolve(untuned)
     rows: list[dict[str, Any]] = [

@@ -31,7 +31,8 @@ def command(
     """Compile the winners of MANIFEST, and only them, into the Triton cache. Needs no GPU; entries that are there are
     left alone, so a second run compiles nothing.
     """
-    from tcache.warmup import cores, pending, warm
+    from tcache.compile import cores
+    from tcache.warmup import pending, warm
 
     begin = time.perf_counter()
     resolved, missing = select(manifests, gpus, target, store, cache_dir).resolve(untuned)

@@ -2,7 +2,7 @@
 
 from tcache.keys.config import config_key, config_options, space_identity
 from tcache.keys.gpu import GPU, Target, catalogue, find_gpu
-from tcache.keys.shape import ShapeKey, nearest
+from tcache.keys.shape import ShapeKey, ranked
 
 __all__ = [
     "GPU",
@@ -12,6 +12,6 @@ __all__ = [
     "config_key",
     "config_options",
     "find_gpu",
-    "nearest",
+    "ranked",
     "space_identity",
 ]

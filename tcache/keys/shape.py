@@ -8,7 +8,7 @@ from typing import Any
 
 from tcache.keys._text import Word, decode_groups, encode_groups, normalise
 
-__all__ = ["ShapeKey", "nearest"]
+__all__ = ["ShapeKey", "ranked"]
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -94,11 +94,11 @@ def _distance(left: ShapeKey, right: ShapeKey) -> float | None:
     return total
 
 
-def nearest(wanted: ShapeKey, candidates: list[ShapeKey]) -> ShapeKey | None:
-    """Return the candidate closest to ``wanted``, or None when none is comparable.
+def ranked(wanted: ShapeKey, candidates: list[ShapeKey]) -> list[ShapeKey]:
+    """Return the candidates comparable with ``wanted``, nearest first.
 
     Candidates must agree in every dtype and in every value that is not a positive integer; positive integers are
     compared by their logarithm, so that 4096 is as far from 2048 as from 8192. Ties go to the smaller text.
     """
-    ranked = [(distance, str(key), key) for key in candidates if (distance := _distance(wanted, key)) is not None]
-    return min(ranked, key=lambda row: row[:2])[2] if ranked else None
+    rows = [(distance, str(key), key) for key in candidates if (distance := _distance(wanted, key)) is not None]
+    return [key for _, _, key in sorted(rows, key=lambda row: row[:2])]

@@ -18,21 +18,26 @@ from tcache._fs import sha256_bytes
 from tcache._triton.kernels import JITCallable
 from tcache.errors import UnsupportedValue
 from tcache.keys._text import encode_value
+from tcache.keys.bucket import bucket_text
 
 __all__ = ["source_identity"]
 
 SCHEMA = 1
 
 
-def source_identity(function: Any) -> str:
+def source_identity(function: Any, buckets: dict[str, Any] | None = None) -> str:
     """Return the identity of a jit function's source and of everything it reads.
 
     Args:
         function: a ``JITFunction`` (not an autotuner around one).
+        buckets: how an autotuner buckets its key arguments, since that gives its shape keys their meaning.
     """
     found: dict[str, Any] = {}
     _visit(function, found)
-    payload = json.dumps({"schema": SCHEMA, "functions": found}, sort_keys=True, separators=(",", ":"))
+    fields: dict[str, Any] = {"schema": SCHEMA, "functions": found}
+    if buckets:
+        fields["buckets"] = {name: bucket_text(spec) for name, spec in buckets.items()}
+    payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return "sha256:" + sha256_bytes(payload.encode())[:32]
 
 

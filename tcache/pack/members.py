@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.cache import cache_directory
+from tcache.compile import entry_present
 from tcache.errors import BundleError
 from tcache.pack._cubin import strip_debug
-from tcache.resolve import entry_present
 from tcache.store import Record
 
 if TYPE_CHECKING:

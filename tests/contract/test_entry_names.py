@@ -13,8 +13,8 @@ from tcache._triton.driver import stub
 from tcache._triton.kernels import through_decorators
 from tcache._triton.mock import MockTensor
 from tcache._triton.probe import compilation_of
+from tcache.compile import entry_present
 from tcache.replay.ghost import GhostMode, ghost
-from tcache.resolve import entry_present
 
 TARGETS = [("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)]
 

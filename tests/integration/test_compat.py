@@ -18,6 +18,7 @@ RELEASES = ["3.6.0", "3.7.1", "3.8.0", "3.9.0"]
 TESTS = [
     "tests/contract/test_entry_names.py",
     "tests/contract/test_autotuner.py",
+    "tests/contract/test_more_than_upstream.py",
     "tests/contract/test_chain.py",
     "tests/unit/test_source.py",
     "tests/unit/test_cubin.py",

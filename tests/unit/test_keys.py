@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tcache.errors import UnknownGPU, UsageError
-from tcache.keys import GPU, ShapeKey, Target, catalogue, config_key, config_options, find_gpu, nearest, space_identity
+from tcache.keys import GPU, ShapeKey, Target, catalogue, config_key, config_options, find_gpu, ranked, space_identity
 
 dtypes = st.sampled_from(["float32", "bfloat16", "int8"])
 name = st.from_regex(r"[a-z]{1,4}", fullmatch=True)
@@ -36,6 +36,10 @@ def test_shape_keys_do_not_depend_on_the_order_of_names_but_on_types():
     assert hash(one) == hash(ShapeKey((("N", 2), ("M", 1)), (("a", "float32"),)))
     assert one != ShapeKey((("M", True), ("N", 2)), (("a", "float32"),))
     assert one != ShapeKey((("M", 1.0), ("N", 2)), (("a", "float32"),))
+
+
+def nearest(wanted, known):
+    return next(iter(ranked(wanted, known)), None)
 
 
 def key(m, dtype="float32", flag=True):

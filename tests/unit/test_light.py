@@ -35,7 +35,7 @@ def test_the_launch_path_imports_no_tools():
 
 
 def test_public_names():
-    assert tcache.__all__ == ["CacheMiss", "TcacheError", "__version__", "activate", "autotune"]
+    assert tcache.__all__ == ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "stats"]
     for name in tcache.__all__:
         assert getattr(tcache, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -61,10 +61,15 @@ LAYERS = [
     ["verify", "pack", "warmup", "project"],
     ["resolve"],
     ["replay"],
+    ["adopting"],
     ["autotuner"],
+    ["tuning"],
+    ["lookup"],
+    ["compile"],
     ["overlay"],
     ["explain"],
     ["active", "decide"],
+    ["contend", "journal", "counters"],
     ["bundle"],
     ["manifest"],
     ["store"],

@@ -167,9 +167,8 @@ def test_a_change_on_disk_is_seen(tmp_path):
 
 def test_nothing_temporary_is_left(tmp_path):
     put(Store(tmp_path), entry())
-    assert sorted(name for name in os.listdir(tmp_path / "nvidia-h200") if not name.endswith(".lock")) == [
-        "pkg.module.kernel.json"
-    ]
+    assert sorted(os.listdir(tmp_path / "nvidia-h200")) == [".tuning", "pkg.module.kernel.json"]
+    assert sorted(os.listdir(tmp_path / "nvidia-h200" / ".tuning")) == [".gitignore", "pkg.module.kernel.lock"]
 
 
 def test_decide():

@@ -1,0 +1,89 @@
+"""Give a store to kernels that others decorated with ``triton.autotune``, without editing them."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tcache._triton.kernels import Autotuner as UpstreamAutotuner
+from tcache._triton.kernels import Heuristics
+from tcache.autotuner import Autotuner
+from tcache.errors import KernelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["adopt"]
+
+
+def adopt(what: Any) -> list[str]:
+    """Make stock autotuned kernels look up and store their winners as ``tcache.autotune`` does.
+
+    The kernel objects stay the same objects, so every reference to them, in whatever module, is served. Triton itself
+    is not patched, and kernels that are not named here are not touched.
+
+    Args:
+        what: a kernel, a module (with its loaded submodules), a dotted name such as ``fla.ops``, or a pattern over
+            ``module:function`` such as ``fla.ops.gla.*``. A dotted name is imported; a pattern matches what is loaded.
+
+    Returns:
+        The kernels adopted, as ``module:function``, sorted; those adopted before are listed again.
+
+    Raises:
+        KernelError: nothing autotuned was found.
+    """
+    found: dict[int, Any] = {id(kernel): kernel for kernel in _candidates(what)}
+    names = []
+    for kernel in found.values():
+        if type(kernel) is UpstreamAutotuner:
+            kernel.__class__ = Autotuner  # a subclass without state of its own: the object keeps everything it has
+            kernel.cache_results = False  # upstream's records, which know no GPU name, are not consulted any more
+        if isinstance(kernel, Autotuner):
+            names.append(_name(kernel))
+    if not names:
+        raise KernelError(
+            f"nothing to adopt in {what!r}: found no kernel decorated with triton.autotune",
+            "give a kernel, a module, or a pattern over module:function of modules that are imported",
+        )
+    return sorted(set(names))
+
+
+def _name(kernel: Any) -> str:
+    return f"{kernel.base_fn.__module__}:{kernel.base_fn.__qualname__}"
+
+
+def _candidates(what: Any) -> Iterator[Any]:
+    if isinstance(what, ModuleType):
+        yield from _in_modules(what.__name__)
+    elif isinstance(what, str) and not any(sign in what for sign in "*?[:"):
+        importlib.import_module(what)
+        yield from _in_modules(what)
+    elif isinstance(what, str):
+        pattern = what if ":" in what else f"{what}:*"
+        for kernel in _in_modules(""):
+            if fnmatch.fnmatchcase(_name(kernel), pattern):
+                yield kernel
+    else:
+        yield from _unwrapped(what)
+
+
+def _unwrapped(value: Any) -> Iterator[Any]:
+    """Yield the autotuner a value is, or has below heuristics.
+
+    By ``type`` and not by ``isinstance``, which asks the value: lazy objects in modules would load or warn.
+    """
+    while issubclass(type(value), Heuristics):
+        value = value.fn
+    if issubclass(type(value), UpstreamAutotuner):
+        yield value
+
+
+def _in_modules(name: str) -> Iterator[Any]:
+    for module_name, module in list(sys.modules.items()):
+        if name and module_name != name and not module_name.startswith(name + "."):
+            continue
+        for value in list(getattr(module, "__dict__", {}).values()):
+            yield from _unwrapped(value)

@@ -1,0 +1,249 @@
+"""Tune one shape: compile ahead in parallel, benchmark only what may win, keep every result."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import TYPE_CHECKING, Any
+
+from tcache._triton import release
+from tcache._triton.bench import Sampler, is_faulted
+from tcache._triton.kernels import OutOfResources, PTXASError, through_decorators
+from tcache._triton.probe import Compilation, compilation_of
+from tcache.compile import compile_all, cores, entry_present
+from tcache.contend import PASSES, contenders, indistinguishable, summary
+from tcache.counters import count
+from tcache.decide import Best
+from tcache.errors import TcacheError
+from tcache.journal import Journal
+from tcache.keys.config import config_key, config_options, space_identity
+from tcache.lookup import kernel_of, lookup, source_of
+from tcache.store import Entry, Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tcache.active import Active
+    from tcache.keys.gpu import GPU
+    from tcache.keys.shape import ShapeKey
+
+__all__ = ["Faulted", "tune"]
+
+
+_FAILURES = ("OutOfMemoryError", "CompilationError")  # torch's and Triton's own: facts about one config
+
+
+class Faulted(TcacheError):
+    """A config left the GPU's context unusable. It is recorded as failed; this process cannot go on."""
+
+    exit_code = 75
+
+
+def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Active) -> str:
+    """Benchmark the configs that the store does not know for a shape, store every result, return the winner's key.
+
+    Of N processes that call this at once for one shape, one benchmarks; the others wait and use its result.
+
+    Args:
+        tuner: the autotuner, its ``nargs`` set.
+        shape: the launch's shape key.
+        gpu: the GPU it runs on.
+        args, kwargs: the launch's arguments, ``grid`` included.
+        settings: mode, stores and what to tune again.
+
+    Raises:
+        Faulted: a config faulted the GPU.
+        TcacheError: every config failed.
+        StoreError: the store cannot be written.
+    """
+    launch = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
+    pruned = {config_key(config): config for config in tuner.prune_configs(launch)}
+    store, kernel = settings.writable, kernel_of(tuner)
+    if store is None:
+        settings.notice("tcache: no writable store: results are kept in memory only; set TCACHE_STORE")
+        race = _Race(tuner, args, kwargs, None)
+        race.run(pruned)
+        return race.winner(pruned, {}, f"{kernel.ref} [{shape}]")[0]
+    source = source_of(tuner)
+    with store.tuning_lock(gpu, kernel, str(shape)):
+        found = lookup(tuner, args, launch, gpu, (store,), retune=settings.retune, since=settings.since)
+        if isinstance(found.verdict, Best):  # another process tuned it while this one waited
+            count("waited")
+            return found.verdict.config
+        journal = Journal(store.journal(gpu, kernel, str(shape)), source)
+        entry = store.get(gpu, kernel, shape, source)
+        again = settings.retune is not None and entry is not None and entry.tuned < settings.since
+        known = dict(entry.timings) if entry is not None and entry.source == source and not again else {}
+        known.update(journal.timings)
+        race = _Race(tuner, args, kwargs, journal)
+        try:
+            race.run({key: config for key, config in pruned.items() if key not in known})
+        finally:
+            timings = {**known, **race.timings()}
+            keys = [config_key(config) for config in tuner.configs]
+            complete = all(key in timings for key in pruned)
+            if any(timing.median is not None for timing in timings.values()) or complete:
+                best, tied = _best(timings, race, pruned)
+                now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+                space = space_identity(keys) if complete else None
+                done = Entry(shape, best, timings, source, space, release, now, tied)
+                store.update(gpu, kernel, shape, done.keeping, buckets=getattr(tuner, "buckets", None))
+                journal.close()
+    return race.winner(pruned, timings, f"{kernel.ref} [{shape}]")[0]
+
+
+def _best(timings: dict[str, Timing], race: _Race, pruned: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
+    timed = {key: timing.median for key, timing in timings.items() if timing.median is not None}
+    if not timed:
+        return None, ()
+    live = {key: value for key, value in timed.items() if key in pruned} or timed
+    best = min(live, key=lambda key: (live[key], key))
+    close = race.close_to_best()
+    if best in close and len(close) > 1:
+        return race.smallest(close), tuple(close)
+    return best, ()
+
+
+class _Race:
+    """The benchmarks of one shape."""
+
+    def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], journal: Journal | None) -> None:
+        self._tuner, self._args, self._kwargs, self._journal = tuner, args, kwargs, journal
+        self._samples: dict[str, list[float]] = {}
+        self._failed: dict[str, Timing] = {}
+        self._given: dict[str, Timing] = {}
+        self._compilations: dict[str, Compilation] = {}
+        self._sampler: Sampler | None = None
+
+    def timings(self) -> dict[str, Timing]:
+        return {**{key: summary(values) for key, values in self._samples.items()}, **self._given, **self._failed}
+
+    def run(self, configs: dict[str, Any]) -> None:
+        """Compile, then benchmark in passes; configs that fail drop out."""
+        if not configs:
+            return
+        self._compile_ahead(configs)
+        live = [key for key in configs if key not in self._failed]
+        if self._tuner._do_bench is not None:  # the user's own benchmark decides by itself
+            for key in live:
+                self._measure(key, configs[key], 0)
+            return
+        for number, reps in enumerate(PASSES, 1):
+            for key in live:
+                self._measure(key, configs[key], reps)
+            if not self._samples:
+                return
+            live = contenders(self._samples, number)
+            if len(live) == 1 and number > 1:
+                return
+
+    def _compile_ahead(self, configs: dict[str, Any]) -> None:
+        """Compile in child processes what the Triton cache lacks; a compiler that dies there fails its config only."""
+        jobs = int(os.environ.get("TCACHE_TUNE_JOBS", cores()))
+        launch = {name: value for name, value in self._kwargs.items() if name not in ("grid", "warmup")}
+        for key, config in configs.items():
+            bound = {**launch, **config.all_kwargs()}
+            if config.pre_hook is not None:  # it may change what is bound
+                config.pre_hook({**self._tuner.nargs, **bound})
+            for function, inner, _ in through_decorators(
+                self._tuner.fn, self._args, bound, lambda t, *_: t.configs[:1]
+            ):
+                self._compilations[key] = compilation_of(function, self._args, inner)
+        todo = {key: made for key, made in self._compilations.items() if not entry_present(made.entry, made.name)}
+        if not jobs or len(todo) < 2:
+            return
+        names = list(todo)
+        for result in compile_all(list(todo.values()), jobs, timeout=600):
+            if result.error is not None:
+                self._fail(names[result.number], result.error)
+
+    def _fail(self, key: str, reason: str) -> None:
+        self._samples.pop(key, None)
+        self._failed[key] = Timing(failed=reason[:500])
+        if self._journal is not None:
+            self._journal.result(key, self._failed[key])
+
+    def _measure(self, key: str, config: Any, reps: int) -> None:
+        """Benchmark one config through upstream's ``_bench``, which runs the hooks around every launch."""
+        own = self._tuner._do_bench
+        problem: BaseException | None = None
+
+        def bench(call: Callable[[], Any], quantiles: Any) -> Any:
+            nonlocal problem
+            try:
+                if own is not None:
+                    return own(call, quantiles=quantiles)
+                if self._sampler is None:
+                    self._sampler = Sampler()
+                if key not in self._samples:
+                    call()  # loads the module
+                self._samples.setdefault(key, []).extend(self._sampler(call, reps))
+            except Exception as error:
+                problem = error
+                raise
+            return [1.0, 1.0, 1.0]
+
+        if self._journal is not None and key not in self._samples:
+            self._journal.start(key)
+        self._tuner.__dict__["do_bench"] = bench
+        try:
+            found = self._tuner._bench(*self._args, config=config, **self._kwargs)
+        except Exception as error:
+            self._raised(key, error)
+            return
+        finally:
+            self._tuner.__dict__.pop("do_bench", None)
+        if problem is not None:
+            self._fail(key, next(iter(str(problem).splitlines()), type(problem).__name__))
+        elif own is not None:
+            finite = all(value < float("inf") for value in found)
+            median, p20, p80 = map(float, found)
+            timing = Timing(median, p20, p80) if finite else Timing(failed="every timing was infinite")
+            self._given[key] = timing
+            if self._journal is not None:
+                self._journal.result(key, timing)
+        elif self._journal is not None and len(self._samples[key]) == reps:
+            self._journal.result(key, summary(self._samples[key]))
+
+    def _raised(self, key: str, error: Exception) -> None:
+        """Sort an exception: a failed config, a faulted GPU, or the caller's own mistake."""
+        text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        if isinstance(error, (OutOfResources, PTXASError)) or type(error).__name__ in _FAILURES:
+            self._fail(key, text)
+            return
+        if isinstance(error, RuntimeError) and "CUDA" in str(error).upper():
+            self._fail(key, text)
+            if is_faulted():
+                raise Faulted(
+                    f"{kernel_of(self._tuner).ref}: config [{key}] faulted the GPU: {text}",
+                    "it is recorded as failed; start again, or tune with `tcache tune`, which goes on by itself",
+                ) from error
+            return
+        raise error
+
+    def close_to_best(self) -> list[str]:
+        return indistinguishable(self._samples) if self._samples else []
+
+    def smallest(self, keys: list[str]) -> str:
+        """Return the config that uses the fewest resources: shared memory, then warps, then stages."""
+
+        def cost(key: str) -> tuple[Any, ...]:
+            options = config_options(key)[1]
+            made = self._compilations.get(key)
+            shared = made.run().metadata.shared if made is not None else 0
+            return shared, options.get("num_warps", 0), options.get("num_stages", 0), key
+
+        return min(keys, key=cost)
+
+    def winner(self, pruned: dict[str, Any], known: dict[str, Timing], what: str) -> tuple[str, tuple[str, ...]]:
+        """Return the winner's key among the configs of this launch.
+
+        Raises:
+            TcacheError: none of them ran.
+        """
+        timings = {**known, **self.timings()}
+        best, tied = _best({key: timings[key] for key in pruned if key in timings}, self, pruned)
+        if best is None:
+            reasons = "; ".join(f"[{key}] {timings[key].failed}" for key in list(pruned)[:3] if key in timings)
+            raise TcacheError(f"{what}: every config failed: {reasons}", "add a config that fits, then tune again")
+        return best, tied
