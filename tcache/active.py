@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,10 @@ from tcache.errors import BundleError, UsageError
 from tcache.store import Store, default_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from tcache.keys.shape import ShapeKey
+    from tcache.store import Kernel
 
 __all__ = ["MODES", "Active", "activate", "active"]
 
@@ -35,6 +38,7 @@ class Active:
         skipped: ``(path, reason)`` of bundles that cannot serve this process.
         writable: the store new results go to, None where there is none.
         retune: ``aged`` or ``all``: what was tuned before ``since`` (ISO 8601, UTC) is tuned again.
+        on_select: told of each first launch: GPU name, kernel, shape key, config chosen, first config.
     """
 
     mode: str
@@ -44,6 +48,7 @@ class Active:
     writable: Store | None = None
     retune: str | None = None
     since: str = ""
+    on_select: Callable[[str, Kernel, ShapeKey, str, str], None] | None = None
     notices: set[str] = field(default_factory=set)
 
     def notice(self, text: str) -> None:
@@ -71,6 +76,10 @@ def activate(
     bundles: Sequence[str | os.PathLike[str]] | None = None,
     mode: str | None = None,
     store: str | os.PathLike[str] | None = None,
+    *,
+    retune: str | None = None,
+    since: str = "",
+    on_select: Callable[[str, Kernel, ShapeKey, str, str], None] | None = None,
 ) -> Active:
     """Use bundles in this process: tcache's kernels find their winners there, every kernel its entry.
 
@@ -79,6 +88,7 @@ def activate(
         mode: ``tune``, ``lookup`` or ``frozen``; None reads ``TCACHE_MODE``, else ``frozen`` with bundles and
             ``tune`` without.
         store: directory of best configs to consult first; None reads ``TCACHE_STORE``.
+        retune, since, on_select: see :class:`Active`.
 
     Returns:
         The settings in force, with the bundles that were skipped and why.
@@ -88,7 +98,7 @@ def activate(
     """
     global _active  # noqa: PLW0603
     with _lock:
-        _active = _gather(bundles, mode, store)
+        _active = replace(_gather(bundles, mode, store), retune=retune, since=since, on_select=on_select)
     from tcache import overlay
 
     overlay.install()

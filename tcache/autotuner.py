@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tcache.active import Active
+    from tcache.keys.shape import ShapeKey
 
 __all__ = ["ON_UNTUNED", "Autotuner", "autotune", "expand"]
 
@@ -45,6 +46,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
     # class attributes, so that an adopted upstream autotuner has them too
     buckets: Mapping[str, Any] | None = None
     on_untuned: str | None = None
+    _shape: ShapeKey | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the winner for these arguments; look it up, or tune, the first time.
@@ -62,6 +64,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
             )
             if key not in self.cache:
                 configs = self._select(args, kwargs)
+                self._tell(configs)
                 for config in configs[:-1]:  # nearest shapes' winners: one that does not fit falls to the next
                     self.cache[key] = config
                     try:
@@ -89,6 +92,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
                 raise
             settings.notice(f"tcache: {kernel.ref} is tuned in memory only: {error.message}")
             return []
+        self._shape = found.shape
         if isinstance(found.verdict, Best):
             count("hits")
             if found.verdict.aged:
@@ -103,7 +107,6 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
         what = f"tcache: {kernel.ref} [{found.shape}] is not tuned on {gpu.name}"
         if action == "tune":
             winner = tune(self, found.shape, gpu, args, kwargs, settings)
-            count("tuned")
             config = by_key[winner]
             # as upstream between benchmarking and the launch: what accumulates starts from zero
             self.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
@@ -118,6 +121,13 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
         count("default")
         settings.notice(f"{what}: uses the first config")
         return [default]
+
+    def _tell(self, configs: list[Any]) -> None:
+        """Tell whoever listens, see :class:`tcache.active.Active`."""
+        listener = active().on_select if not interpreting() else None
+        if listener is not None and configs and self._shape is not None:
+            first = config_key(self.configs[0])
+            listener(current_gpu().name, kernel_of(self), self._shape, config_key(configs[0]), first)
 
     def _untuned(self, settings: Active) -> str:
         """Decide what a shape without a winner does."""

@@ -61,6 +61,7 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
     store, kernel = settings.writable, kernel_of(tuner)
     if store is None:
         settings.notice("tcache: no writable store: results are kept in memory only; set TCACHE_STORE")
+        count("tuned")
         race = _Race(tuner, args, kwargs, None)
         race.run(pruned)
         return race.winner(pruned, {}, f"{kernel.ref} [{shape}]")[0]
@@ -70,6 +71,7 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
         if isinstance(found.verdict, Best):  # another process tuned it while this one waited
             count("waited")
             return found.verdict.config
+        count("tuned")
         journal = Journal(store.journal(gpu, kernel, str(shape)), source)
         entry = store.get(gpu, kernel, shape, source)
         again = settings.retune is not None and entry is not None and entry.tuned < settings.since

@@ -58,7 +58,7 @@ def test_only_the_door_imports_triton():
 
 LAYERS = [
     ["cli"],
-    ["verify", "pack", "warmup", "project"],
+    ["verify", "pack", "warmup", "project", "supervise", "tuneworker"],
     ["resolve"],
     ["replay"],
     ["adopting"],
