@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tcache._triton.probe import Compilation
 
-__all__ = ["Compiled", "compile_all", "cores", "entry_present"]
+__all__ = ["Compiled", "compile_all", "cores", "entry_present", "one_line"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ class Compiled:
     number: int
     seconds: float
     error: str | None = None
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an exception says, on one line: Triton's compile errors quote the source first and say it last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[-1] if lines and lines[0].startswith("at ") else next(iter(lines), "")
+    return f"{type(error).__name__}: {said}"
 
 
 def entry_present(entry: str, name: str, root: str | None = None) -> bool:
@@ -145,8 +152,7 @@ def _work(todo: list[Compilation], numbers: list[int], jobs: int, here: Connecti
         try:
             todo[number].run()
         except Exception as problem:  # whatever a compiler raises is this entry's outcome
-            first = next(iter(str(problem).splitlines()), "")
-            error = f"{type(problem).__name__}: {first}"
+            error = one_line(problem)
         send(("done", number, time.perf_counter() - begin, error))
 
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:

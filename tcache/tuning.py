@@ -10,7 +10,7 @@ from tcache._triton import release
 from tcache._triton.bench import Sampler, is_faulted
 from tcache._triton.kernels import OutOfResources, PTXASError, through_decorators
 from tcache._triton.probe import Compilation, compilation_of
-from tcache.compile import compile_all, cores, entry_present
+from tcache.compile import compile_all, cores, entry_present, one_line
 from tcache.contend import PASSES, contenders, indistinguishable, summary
 from tcache.counters import count
 from tcache.decide import Best
@@ -196,7 +196,7 @@ class _Race:
         finally:
             self._tuner.__dict__.pop("do_bench", None)
         if problem is not None:
-            self._fail(key, next(iter(str(problem).splitlines()), type(problem).__name__))
+            self._fail(key, one_line(problem))
         elif own is not None:
             finite = all(value < float("inf") for value in found)
             median, p20, p80 = map(float, found)
@@ -209,7 +209,7 @@ class _Race:
 
     def _raised(self, key: str, error: Exception) -> None:
         """Sort an exception: a failed config, a faulted GPU, or the caller's own mistake."""
-        text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        text = one_line(error)
         if isinstance(error, (OutOfResources, PTXASError)) or type(error).__name__ in _FAILURES:
             self._fail(key, text)
             return

@@ -150,7 +150,9 @@ def test_failures_are_recorded_with_their_reason_and_not_tried_again(tmp_path):
     activate(store=tmp_path, mode="tune")
     assert launch(tuned(Bench(fails=[32]))) == 64
     text = (tmp_path / "nvidia-h200" / "test_autotuner.base.json").read_text()
-    assert '{"failed": "out of resource: shared memory, Required: 300000, Hardware limit: 232448' in text
+    assert (
+        '{"failed": "OutOfResources: out of resource: shared memory, Required: 300000, Hardware limit: 232448' in text
+    )
     bench = Bench()
     assert launch(tuned(bench)) == 64
     assert bench.asked == []
