@@ -13,6 +13,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,64 +75,93 @@ def compile_all(
         One result per compilation, in order; failures are results, never exceptions.
     """
     found: dict[int, Compiled] = {}
-    queue = [list(range(len(todo)))] if todo else []
-    while queue:
-        numbers = queue.pop(0)
-        started: set[int] = set()
-        ending = "exit code None"
-        for event in _worker(todo, numbers, jobs, timeout):
-            if event[0] == "start":
-                started.add(event[1])
-            elif event[0] == "done":
+    every = list(range(len(todo)))
+    processes = max(1, min(len(todo), jobs) // _THREADS)
+    groups = [every[start::processes] for start in range(processes)] if todo else []
+    threads = -(-jobs // processes)
+    while groups:
+        again: list[list[int]] = []
+        running = [_Worker(todo, numbers, threads) for numbers in groups]
+        for worker, event in _events(running, timeout):
+            if event[0] == "done":
                 result = found[event[1]] = Compiled(event[1], event[2], event[3])
                 done(result)
-            else:
-                ending = event[1]
-        left = [number for number in numbers if number not in found]
-        suspects = [number for number in left if number in started] or left[:1]
-        if len(suspects) > 1:  # one of them is guilty: each gets a process of its own
-            queue += [[number] for number in suspects]
-        elif suspects:
-            result = found[suspects[0]] = Compiled(suspects[0], 0.0, f"the compiler {ending}")
-            done(result)
-        if rest := [number for number in left if number not in suspects]:
-            queue.insert(0, rest)
-    return [found[number] for number in range(len(todo))]
+            elif event[0] == "end":
+                left = [number for number in worker.numbers if number not in found]
+                suspects = [number for number in left if number in worker.started] or left[:1]
+                if len(suspects) > 1:  # one of them is guilty: each gets a process of its own
+                    again += [[number] for number in suspects]
+                elif suspects:
+                    result = found[suspects[0]] = Compiled(suspects[0], 0.0, f"the compiler {event[1]}")
+                    done(result)
+                if rest := [number for number in left if number not in suspects]:
+                    again.append(rest)
+        groups = again
+    return [found[number] for number in every]
 
 
-def _worker(todo: list[Compilation], numbers: list[int], jobs: int, timeout: float | None) -> Iterator[tuple[Any, ...]]:
-    """Run one forked child and yield its events: ``start``, ``done`` and at last ``end`` with how it ended."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_work, args=(todo, numbers, jobs, here, there), daemon=True)
-    with warnings.catch_warnings():
-        # Python 3.12 warns of any thread at fork; here these are idle pools of numeric libraries
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child.start()
-    there.close()
-    hung = False
+_THREADS = 4
+"""Threads of one child: more of them wait for each other's GIL, since Triton's front end is Python."""
+
+
+class _Worker:
+    """A forked child that compiles some of the list."""
+
+    def __init__(self, todo: list[Compilation], numbers: list[int], threads: int) -> None:
+        self.numbers = numbers
+        self.started: set[int] = set()
+        self.heard = time.monotonic()
+        context = multiprocessing.get_context("fork")
+        self.pipe, there = context.Pipe(duplex=False)
+        self._child = context.Process(target=_work, args=(todo, numbers, threads, self.pipe, there), daemon=True)
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any thread at fork; here these are idle pools of numeric libraries
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._child.start()
+        there.close()
+
+    def end(self, *, hung: float | None = None) -> str:
+        """Wait for the child, or end it, and return how it ended."""
+        self.pipe.close()
+        if hung is None:
+            self._child.join(5)
+        if self._child.is_alive():
+            self._child.kill()
+        self._child.join()
+        code = self._child.exitcode
+        if hung is not None:
+            return f"hung for {hung:.0f} s"
+        if code is not None and code < 0:
+            return f"ended the process (signal {signal.Signals(-code).name})"
+        return f"ended the process (exit code {code})"
+
+
+def _events(running: list[_Worker], timeout: float | None) -> Iterator[tuple[_Worker, tuple[Any, ...]]]:
+    """Yield ``done`` events of all children, and an ``end`` event for each child with how it ended."""
+    open_ = {id(worker): worker for worker in running}
     try:
-        while True:
-            if timeout is not None and not here.poll(timeout):
-                hung = True
-                break
-            try:
-                yield here.recv()
-            except EOFError:
-                break
+        while open_:
+            by_pipe = {worker.pipe: worker for worker in open_.values()}
+            for pipe in connection.wait(list(by_pipe), timeout=1.0):
+                worker = by_pipe[pipe]  # type: ignore[index]  # what wait() was given
+                worker.heard = time.monotonic()
+                try:
+                    event = worker.pipe.recv()
+                except (EOFError, OSError):
+                    del open_[id(worker)]
+                    yield worker, ("end", worker.end())
+                    continue
+                if event[0] == "start":
+                    worker.started.add(event[1])
+                else:
+                    yield worker, event
+            if timeout is not None:
+                for worker in [each for each in open_.values() if time.monotonic() - each.heard > timeout]:
+                    del open_[id(worker)]
+                    yield worker, ("end", worker.end(hung=timeout))
     finally:
-        here.close()
-        if not hung:
-            child.join(0.2)
-        if child.is_alive():
-            child.kill() if hung else child.terminate()
-        child.join()
-    if hung:
-        yield ("end", f"hung for {timeout:.0f} s")
-    elif child.exitcode is not None and child.exitcode < 0:
-        yield ("end", f"ended the process (signal {signal.Signals(-child.exitcode).name})")
-    else:
-        yield ("end", f"ended the process (exit code {child.exitcode})")
+        for worker in open_.values():
+            worker.end(hung=0.0)
 
 
 def _work(todo: list[Compilation], numbers: list[int], jobs: int, here: Connection, pipe: Connection) -> None:

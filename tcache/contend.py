@@ -64,9 +64,10 @@ def contenders(samples: Mapping[str, Sequence[float]], done: int) -> list[str]:
     limit = medians[best] * (1 + margin)
     # the 20th percentile of a candidate: one late launch among few must not cost it the race
     live = [
-        key for key in medians
-        if quantile(sorted(samples[key]), 0.2) <= limit or medians[key] - medians[best] <= 2 * _error(samples[key], samples[best])
-    ]  # fmt: skip
+        key
+        for key, values in samples.items()
+        if quantile(sorted(values), 0.2) <= limit or medians[key] - medians[best] <= 2 * _error(values, samples[best])
+    ]
     return sorted(live, key=lambda key: (medians[key], key))
 
 

@@ -7,10 +7,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import release
-from tcache._triton.bench import Sampler, is_faulted
+from tcache._triton.bench import Sampler, is_faulted, load_handles
 from tcache._triton.kernels import OutOfResources, PTXASError, through_decorators
 from tcache._triton.probe import Compilation, compilation_of
-from tcache.compile import compile_all, cores, entry_present, one_line
+from tcache.compile import Compiled, compile_all, cores, entry_present, one_line
 from tcache.contend import PASSES, contenders, indistinguishable, summary
 from tcache.counters import count
 from tcache.decide import Best
@@ -155,9 +155,17 @@ class _Race:
         if not jobs or len(todo) < 2:
             return
         names = list(todo)
-        for result in compile_all(list(todo.values()), jobs, timeout=600):
+        loaded = False
+
+        def done(result: Compiled) -> None:
+            nonlocal loaded
             if result.error is not None:
                 self._fail(names[result.number], result.error)
+            elif not loaded:  # builds Triton's native helpers, once for all configs, while the others compile
+                loaded = True
+                load_handles(todo[names[result.number]])
+
+        compile_all(list(todo.values()), jobs, done, timeout=600)
 
     def _fail(self, key: str, reason: str) -> None:
         self._samples.pop(key, None)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from triton.runtime.driver import driver as _driver
+from triton.runtime.errors import OutOfResources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Sampler", "is_faulted"]
+    from tcache._triton.probe import Compilation
+
+__all__ = ["Sampler", "is_faulted", "load_handles"]
 
 
 class Sampler:
@@ -34,6 +38,12 @@ class Sampler:
             end.record()
         self._events.synchronize()
         return [float(start.elapsed_time(end)) for start, end in zip(starts, ends, strict=True)]
+
+
+def load_handles(compilation: Compilation) -> None:
+    """Load a compiled kernel onto the GPU and build its launcher; what does not fit says so when it is launched."""
+    with contextlib.suppress(OutOfResources):
+        compilation.run()._init_handles()
 
 
 def is_faulted() -> bool:
