@@ -37,7 +37,7 @@ def describe() -> dict:
         if torch.cuda.is_available():
             found["gpu"] = torch.cuda.get_device_name()
             query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            found["driver"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+            found["driver"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0]
     except ImportError:
         pass
     return found
