@@ -86,6 +86,8 @@ def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
     Raises:
         OutputError: ``target`` exists, or its parent cannot be written.
     """
+    if len(target.name.encode()) > 200:
+        raise OutputError(f"{target.name[:40]}…: the name is too long", "choose another --output")
     if target.is_symlink() or (target.exists() and not (force and target.is_dir())):
         kind = "directory" if target.is_dir() else "file"
         hint = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tcache.bundle import Bundle, Environment, Rejected, compatible
 from tcache.errors import BundleError, UsageError
-from tcache.store import Store, default_store
+from tcache.store import Record, Store, default_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +37,7 @@ class Active:
         bundles: bundles in use.
         skipped: ``(path, reason)`` of bundles that cannot serve this process.
         writable: the store new results go to, None where there is none.
+        named: whether the writable store was asked for by name: then it must work.
         retune: ``aged`` or ``all``: what was tuned before ``since`` (ISO 8601, UTC) is tuned again.
         on_select: told of each first launch: GPU name, kernel, shape key, config chosen, first config.
     """
@@ -46,6 +47,7 @@ class Active:
     bundles: tuple[Bundle, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
     writable: Store | None = None
+    named: bool = False
     retune: str | None = None
     since: str = ""
     on_select: Callable[[str, Kernel, ShapeKey, str, str], None] | None = None
@@ -68,8 +70,17 @@ def active() -> Active:
     if _active is None:
         with _lock:
             if _active is None:
-                _active = _gather(None, None, None)
+                found = _gather(None, None, None)
+                _active = found
+                if found.bundles or found.mode == "frozen":  # settings in the environment mean what they say
+                    _install()
     return _active
+
+
+def _install() -> None:
+    from tcache import overlay
+
+    overlay.install()
 
 
 def activate(
@@ -99,12 +110,28 @@ def activate(
     global _active  # noqa: PLW0603
     with _lock:
         _active = replace(_gather(bundles, mode, store), retune=retune, since=since, on_select=on_select)
-    from tcache import overlay
-
-    overlay.install()
+    _install()
     entries = sum(len(bundle.entries) for bundle in _active.bundles)
     _log.info("tcache: mode %s, %d bundles, %d entries", _active.mode, len(_active.bundles), entries)
     return _active
+
+
+class _BundleStore(Store):
+    """The best configs of a bundle: read only after their digests were compared, never written."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle.root / "store")
+        self._bundle = bundle
+
+    def read(self, path: Path) -> Record | None:
+        name = path.relative_to(self._bundle.root).as_posix()
+        if name not in self._bundle.files:
+            return None
+        checked = self._bundle.check(name)
+        if isinstance(checked, Rejected):
+            _log.warning("tcache: best configs are not used: %s", checked.reason)
+            return None
+        return super().read(path)
 
 
 def _gather(
@@ -124,12 +151,12 @@ def _gather(
     named = store or os.environ.get("TCACHE_STORE")
     if named:
         stores.append(Store(named))
-    stores += [Store(bundle.root / "store") for bundle in opened]
+    stores += [_BundleStore(bundle) for bundle in opened]
     fallback = default_store()
     if fallback is not None and mode != "frozen":
         stores.append(Store(fallback))
     writable = Store(named) if named else (stores[-1] if fallback is not None and mode != "frozen" else None)
-    return Active(mode, tuple(stores), tuple(opened), tuple(skipped), writable)
+    return Active(mode, tuple(stores), tuple(opened), tuple(skipped), writable, named=bool(named))
 
 
 def _open(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[Bundle], list[tuple[str, str]]]:

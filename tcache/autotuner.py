@@ -104,7 +104,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
         if found.verdict.reason.startswith("stale"):
             count("stale")
         action = self._untuned(settings)
-        what = f"tcache: {kernel.ref} [{found.shape}] is not tuned on {gpu.name}"
+        what = f"tcache: {kernel.ref} [{found.shape}] has no winner on {gpu.name} ({found.verdict.reason})"
         if action == "tune":
             winner = tune(self, found.shape, gpu, args, kwargs, settings)
             config = by_key[winner]

@@ -139,7 +139,7 @@ class Bundle:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         data = _load_json(self.root / _MANIFEST)
-        if data.get("schema") != SCHEMA:
+        if type(data.get("schema")) is not int or data["schema"] != SCHEMA:
             raise BundleError(
                 f"{self.root}: bundle schema {data.get('schema')!r}, expected {SCHEMA}",
                 "pack it again, or load it with the tcache release that wrote it",
@@ -148,13 +148,20 @@ class Bundle:
             self.name: str = str(data["name"])
             self.environment = Environment(**data["environment"])
             self.targets: list[str] = [str(target) for target in data["targets"]]
-            self.gpus: list[dict[str, Any]] = list(data["gpus"])
-            self.manifests: list[dict[str, Any]] = list(data["manifests"])
+            self.gpus: list[dict[str, Any]] = [_gpu_row(row) for row in data["gpus"]]
+            self.manifests: list[dict[str, Any]] = [
+                {"file": _inside(row["file"]), "path": row["path"] and _inside(row["path"])}
+                for row in data["manifests"]
+            ]
             self.files: dict[str, tuple[int, str]] = {
                 _inside(name): (int(row["size"]), str(row["sha256"])) for name, row in data["files"].items()
             }
             self.helpers = [Helper(**{**row, "keys": tuple(row["keys"])}) for row in data["helpers"]]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if any(row["file"] not in self.files for row in self.manifests):
+                raise ValueError("a manifest is not among the files")
+            if not isinstance(self.environment.variables, dict):
+                raise TypeError("environment.variables is no object")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BundleError(f"{self.root / _MANIFEST}: corrupt: {error!r}", "pack it again") from error
         self._entries: dict[str, dict[str, str]] = {}
         for name in self.files:
@@ -194,6 +201,8 @@ class Bundle:
     def _compare(self, name: str) -> Accepted | Rejected:
         size, digest = self.files[name]
         path = self.root / name
+        if os.path.realpath(path) != os.path.join(os.path.realpath(self.root), name):
+            return Rejected(f"{path}: reached through a link")
         try:
             found = path.stat(follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
@@ -222,14 +231,15 @@ class Bundle:
         if name not in self.files:
             return Rejected(f"{self.root / name}: not listed in bundle.json")
         path = self.root / name
-        try:
-            found = path.stat()
-        except OSError as error:
-            return Rejected(f"{path}: {error.strerror}")
-        if found.st_mode & stat.S_IWOTH:
-            return Rejected(f"{path}: writable by everyone")
-        if found.st_uid not in (0, os.getuid()):
-            return Rejected(f"{path}: owned by uid {found.st_uid}, neither root nor this user")
+        for place in (path, *(parent for parent in path.parents if parent.is_relative_to(self.root))):
+            try:
+                found = place.stat()
+            except OSError as error:
+                return Rejected(f"{place}: {error.strerror}")
+            if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+                return Rejected(f"{place}: writable by everyone")
+            if found.st_uid not in (0, os.getuid()):
+                return Rejected(f"{place}: owned by uid {found.st_uid}, neither root nor this user")
         return self.check(name)
 
     def index(self) -> Index:
@@ -254,6 +264,14 @@ class Bundle:
         found = [checked.reason for name in sorted(self.files) if isinstance(checked := self.check(name), Rejected)]
         found += [row.reason for helper in self.helpers if isinstance(row := self._trusted(helper.path), Rejected)]
         return list(dict.fromkeys(found))
+
+
+def _gpu_row(row: dict[str, Any]) -> dict[str, Any]:
+    fields = {"name": str, "backend": str, "arch": (int, str), "warp_size": int, "multiprocessors": int}
+    for field_name, kinds in {**fields, "max_shared_mem": int}.items():
+        if not isinstance(row[field_name], kinds):  # type: ignore[arg-type]  # a type or a tuple of them
+            raise TypeError(f"gpus: {field_name} is {row[field_name]!r}")
+    return dict(row)
 
 
 def _inside(name: str) -> str:

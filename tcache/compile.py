@@ -51,8 +51,10 @@ def one_line(error: BaseException) -> str:
 
 
 def entry_present(entry: str, name: str, root: str | None = None) -> bool:
-    """Return whether the Triton cache has an entry, complete with the file that Triton looks for first."""
-    return Path(root or cache_directory(), entry, f"__grp__{name[:150]}.json").is_file()
+    """Return whether the Triton cache has an entry: the group Triton looks for first, metadata and a binary."""
+    folder, stem = Path(root or cache_directory(), entry), name[:150]
+    binary = any((folder / f"{stem}.{kind}").is_file() for kind in ("cubin", "hsaco"))
+    return binary and (folder / f"__grp__{stem}.json").is_file() and (folder / f"{stem}.json").is_file()
 
 
 def cores() -> int:

@@ -91,6 +91,7 @@ def explain_entry(key: str, compilation: Compilation | None, active: Active, ref
     details = [f"refused: {reason}" for reason in refused]
     details += [f"skipped bundle {path}: {reason}" for path, reason in active.skipped]
     kernel = None
+    hint = "add the shape to the shape manifest, then run `tcache warmup` and `tcache pack` again"
     if compilation is None:
         details.append(f"entry: {key}")
     else:
@@ -104,13 +105,15 @@ def explain_entry(key: str, compilation: Compilation | None, active: Active, ref
         elif near[1]:
             details.append(f"nearest packed entry: {near[0]}; it differs in")
             details += [f"  {line}" for line in near[1]]
+            if near[1][0].startswith(("source:", "line:", "text:")):
+                hint = "this is not the source that was packed: ship that one, or warm up and pack this one"
         else:
             details.append(f"packed entry {near[0]} agrees in every field tcache knows: Triton itself or ptxas differs")
     return CacheMiss(
         f"{kernel or 'a kernel'} is not prebaked for this launch (mode frozen)",
         kernel=kernel,
         details=tuple(details),
-        hint="add the shape to the shape manifest, then run `tcache warmup` and `tcache pack` again",
+        hint=hint,
     )
 
 

@@ -102,13 +102,14 @@ def _same_bytes(data: Any, filename: str, bundles: tuple[Bundle, ...]) -> str | 
 
 
 _answering = False
+_previous: Any = None
 
 
 def _answer_for_helpers() -> None:
-    global _answering  # noqa: PLW0603 - a knob of the process is set once
+    global _answering, _previous  # noqa: PLW0603 - a knob of the process is set once
     if not _answering:
         _answering = True
-        _cache.set_build_impl(_build)
+        _previous = _cache.set_build_impl(_build)
         if active().mode == "frozen":  # nothing will be linked
             _cache.skip_driver_search()
 
@@ -127,6 +128,8 @@ def _build(
             reasons.append(found.reason)
     if active().mode == "frozen":
         raise explain_helper(name, digest, active(), tuple(reasons))
+    if _previous is not None:
+        return str(_previous(name, src, srcdir, library_dirs, include_dirs, libraries))
     return _cache.build_natively(name, src, srcdir, library_dirs, include_dirs, libraries)
 
 

@@ -11,8 +11,8 @@ from tcache._triton.probe import Compilation, compilation_of
 from tcache.decide import Best
 from tcache.errors import ManifestError, TcacheError
 from tcache.explain import facts_of
-from tcache.keys.config import config_key
-from tcache.lookup import kernel_of, lookup
+from tcache.keys.config import config_key, space_identity
+from tcache.lookup import kernel_of, lookup, named_arguments
 from tcache.replay import launches
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Resolved:
         compilation: how to compile it; its ``entry`` is the name of the entry.
         where: ``file:line:column`` of the manifest case.
         ref: the manifest's ref.
+        space: identity of the autotuner's config space now.
     """
 
     gpu: GPU
@@ -54,6 +55,7 @@ class Resolved:
     compilation: Compilation
     where: str
     ref: str
+    space: str | None = None
 
     @property
     def entry(self) -> str:
@@ -111,10 +113,16 @@ def _resolve_launch(
     shape: str | None = None
     notice: str | None = None
     tuned: Kernel | None = None
+    space: str | None = None
 
     def choose(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        nonlocal shape, notice, tuned
+        nonlocal shape, notice, tuned, space
         by_key = {config_key(config): config for config in autotuner.configs}
+        space = space_identity(by_key)
+        named = named_arguments(autotuner, args, kwargs)
+        absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in named]
+        if absent:
+            raise ManifestError(launch.where, f"{launch.ref} needs its key argument {', '.join(absent)}")
         found = lookup(autotuner, args, kwargs, gpu, stores)
         shape = str(found.shape)
         if untuned == "all":
@@ -137,10 +145,12 @@ def _resolve_launch(
 
     try:
         for function, kwargs, config in through_decorators(launch.kernel, launch.args, launch.kwargs, choose):
+            if launch.grid is not None:
+                launch.grid({name: value for name, value in kwargs.items() if isinstance(value, (int, float))})
             compilation = compilation_of(function, launch.args, kwargs)
             kernel = f"{function.fn.__module__}:{function.fn.__qualname__}"
             key = config_key(config) if config is not None else None
-            done.append(Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref))
+            done.append(Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref, space))
     except TcacheError:
         raise
     except Exception as error:

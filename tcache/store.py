@@ -48,6 +48,8 @@ class Timing:
         for name, value in times.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise ValueError(f"{name}_ms is {value!r}, expected a number")
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name}_ms is {value!r}, expected a time")
         rest = {k: v for k, v in data.items() if k not in ("median_ms", "p20_ms", "p80_ms", "reps", "failed")}
         return cls(**times, reps=data.get("reps"), failed=data.get("failed"), extra=rest)
 
@@ -166,6 +168,8 @@ class Record:
         """
         try:
             data = json.loads(text)
+        except RecursionError as error:
+            raise StoreError(f"{path}: corrupt store file, nested too deeply", _REPAIR) from error
         except ValueError as error:
             line = getattr(error, "lineno", None)
             where = f"{path}:{line}:{error.colno}" if isinstance(error, json.JSONDecodeError) else str(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import release
@@ -14,7 +16,7 @@ from tcache.compile import Compiled, compile_all, cores, entry_present, one_line
 from tcache.contend import PASSES, contenders, indistinguishable, summary
 from tcache.counters import count
 from tcache.decide import Best
-from tcache.errors import TcacheError
+from tcache.errors import StoreError, TcacheError
 from tcache.journal import Journal
 from tcache.keys.config import config_key, config_options, space_identity
 from tcache.lookup import kernel_of, lookup, source_of
@@ -66,7 +68,16 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
         race.run(pruned)
         return race.winner(pruned, {}, f"{kernel.ref} [{shape}]")[0]
     source = source_of(tuner)
-    with store.tuning_lock(gpu, kernel, str(shape)):
+    try:
+        lock = store.tuning_lock(gpu, kernel, str(shape))
+        lock.__enter__()
+    except StoreError as error:
+        if settings.named:
+            raise
+        settings.notice(f"tcache: {error.message}")
+        return tune(tuner, shape, gpu, args, kwargs, replace(settings, writable=None))
+    with contextlib.ExitStack() as held:
+        held.push(lock)
         found = lookup(tuner, args, launch, gpu, (store,), retune=settings.retune, since=settings.since)
         if isinstance(found.verdict, Best):  # another process tuned it while this one waited
             count("waited")
@@ -88,7 +99,9 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
                 best, tied = _best(timings, race, pruned)
                 now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
                 space = space_identity(keys) if complete else None
-                done = Entry(shape, best, timings, source, space, release, now, tied)
+                # timings kept from another release keep the entry aged
+                made_by = entry.triton if entry is not None and known and not again else release
+                done = Entry(shape, best, timings, source, space, made_by, now, tied)
                 store.update(gpu, kernel, shape, done.keeping, buckets=getattr(tuner, "buckets", None))
                 journal.close()
     return race.winner(pruned, timings, f"{kernel.ref} [{shape}]")[0]
@@ -206,9 +219,10 @@ class _Race:
         if problem is not None:
             self._fail(key, one_line(problem))
         elif own is not None:
-            finite = all(value < float("inf") for value in found)
-            median, p20, p80 = map(float, found)
-            timing = Timing(median, p20, p80) if finite else Timing(failed="every timing was infinite")
+            times = [float(found)] if isinstance(found, (int, float)) else [float(value) for value in found]
+            finite = all(0 < value < float("inf") for value in times)
+            median, p20, p80 = (times * 3)[:3] if len(times) < 3 else times[:3]
+            timing = Timing(median, p20, p80) if finite else Timing(failed=f"the benchmark returned {times}")
             self._given[key] = timing
             if self._journal is not None:
                 self._journal.result(key, timing)

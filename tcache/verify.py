@@ -66,7 +66,10 @@ def verify(path: Path, manifests: list[Path], root: Path) -> Report:
         report.notes.append("native helpers for hip are not packed: the service needs a C compiler and mode lookup")
     with tempfile.TemporaryDirectory(prefix="tcache-verify-") as scratch:
         moved = Path(scratch, "elsewhere")
-        shutil.copytree(path, moved, symlinks=True)
+        try:
+            shutil.copytree(path, moved, symlinks=True)
+        except (OSError, shutil.Error) as error:
+            raise BundleError(f"{path}: cannot be copied: {error}".splitlines()[0][:300], "pack it again") from error
         empty = Path(scratch, "empty")
         empty.mkdir(mode=0o555)
         for gpu in bundle.gpus:
@@ -85,6 +88,9 @@ def _packed_manifests(bundle: Bundle, root: Path) -> list[Path]:
                 f"{bundle.root}: manifest {name} is not at {root}: its kernels cannot be found",
                 "run from the project's root, pass --root, or give the manifest as a further argument",
             )
+        checked = bundle.check(row["file"])
+        if isinstance(checked, Rejected):
+            raise BundleError(checked.reason, "pack it again, or give the manifest as a further argument")
         if (root / relative).read_bytes() != (bundle.root / row["file"]).read_bytes():
             raise BundleError(
                 f"{root / relative}: changed after packing",
@@ -132,12 +138,16 @@ def _merge(report: Report, found: dict[str, Any]) -> None:
 def child() -> None:
     """Replay what standard input asks for and print a report: the fresh process of :func:`verify`."""
     request = json.load(sys.stdin)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what kernel files print is no answer
     try:
         report = _replay(request)
     except TcacheError as error:
-        print(json.dumps({"error": error.message, "hint": error.hint}))
+        answer = {"error": error.message, "hint": error.hint}
     else:
-        print(json.dumps(asdict(report)))
+        answer = asdict(report)
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
 
 
 def _replay(request: dict[str, Any]) -> Report:

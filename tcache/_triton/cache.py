@@ -33,12 +33,14 @@ def set_manager(cls: type[Any]) -> None:
     knobs.cache.manager_class = cls
 
 
-def set_build_impl(impl: Callable[..., str]) -> None:
+def set_build_impl(impl: Callable[..., str]) -> Callable[..., str] | None:
     """Make ``impl`` answer for native helpers: ``impl(name, src, srcdir, library_dirs, include_dirs, libraries)``.
 
-    An implementation that somebody else installed is kept as the fallback that ``impl`` itself must call.
+    Returns the implementation that was there before, for ``impl`` to fall back to.
     """
+    before: Callable[..., str] | None = knobs.build.impl
     knobs.build.impl = impl
+    return before
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -114,7 +115,8 @@ def helper_sources(kernels: Iterable[Any]) -> list[HelperSource]:
     """Return the helpers that launching these kernels needs, sorted by name and digest.
 
     Args:
-        kernels: Triton's ``CompiledKernel`` objects; those of other backends than CUDA need none that can be built
+        kernels: Triton's ``CompiledKernel`` objects, or anything with their ``src`` and ``metadata``;
+            those of other backends than CUDA need none that can be built
             without their SDK and are passed over.
     """
     from triton.backends.nvidia import driver as nvidia
@@ -139,7 +141,7 @@ def suffix() -> str:
     return str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
-def _driver_stub(folder: Path, compiler: str) -> None:
+def _driver_stub(folder: Path, compiler: list[str]) -> None:
     """Build a ``libcuda.so.1`` that exports every function in Triton's ``cuda.h`` and does nothing."""
     from triton.backends.nvidia import driver as nvidia
 
@@ -151,7 +153,7 @@ def _driver_stub(folder: Path, compiler: str) -> None:
     source = folder / "stub.c"
     source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(names)))
     library = folder / "libcuda.so.1"
-    _run([compiler, "-shared", "-fPIC", "-o", str(library), "-Wl,-soname,libcuda.so.1", str(source)], folder)
+    _run([*compiler, "-shared", "-fPIC", "-o", str(library), "-Wl,-soname,libcuda.so.1", str(source)], folder)
 
 
 def build(helpers: list[HelperSource], target: Path) -> list[Path]:
@@ -173,8 +175,8 @@ def build(helpers: list[HelperSource], target: Path) -> list[Path]:
     todo = [(helper, path) for helper, path in zip(helpers, paths, strict=True) if not path.exists()]
     if not todo:
         return paths
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("gcc") or shutil.which("clang") or ""]
+    if not shutil.which(compiler[0]):
         raise CompilerMissing(
             "native helpers have to be built and there is no C compiler",
             "install gcc and Python's headers on the builder, or pass --no-native",
@@ -190,16 +192,24 @@ def build(helpers: list[HelperSource], target: Path) -> list[Path]:
             out = folder / path.name
             # upstream's flags (triton/runtime/build.py) and what keeps the bytes from depending on this machine: no
             # symbol table, no build id, and a source named without its directory, for __FILE__
-            command = [compiler, source.name, "-O3", "-s", "-Wl,--build-id=none", "-shared", "-fPIC", "-Wno-psabi"]
+            command = [*compiler, source.name, "-O3", "-s", "-Wl,--build-id=none", "-shared", "-fPIC", "-Wno-psabi"]
             command += ["-o", out.name]
             command += [f"-l:{library}" for library in helper.libraries]
             command += [f"-L{scratch}", *(f"-I{path}" for path in (*helper.include_dirs, headers))]
             _run(command, folder)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_directory(path.parent)
             partial = path.with_name(f".{path.name}.{os.getpid()}")
             shutil.copyfile(out, partial)
             os.replace(partial, path)
     return paths
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TcacheError(f"{path}: cannot keep native helpers: {reason}", "use a writable --cache-dir") from error
 
 
 def _run(command: list[str], folder: Path) -> None:

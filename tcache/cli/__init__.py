@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -44,6 +45,9 @@ class _Lazy(click.Group):
             return super().invoke(ctx)
         except TcacheError as error:
             _refuse(error)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            raise SystemExit(130) from None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
@@ -58,7 +62,7 @@ class _Lazy(click.Group):
 
 def _refuse(error: TcacheError) -> None:
     """Print one message and one tip, and exit with the error's code. With --json, as JSON on standard output."""
-    if "--json" in sys.argv[1:]:
+    if "--json" in sys.argv[1:] or os.environ.get("TCACHE_JSON", "") not in ("", "0"):
         click.echo(json.dumps({"version": 1, "error": error.message, "hint": error.hint}))
     details = getattr(error, "details", ())
     click.echo("\n".join([f"error: {error.message}", *(f"  {line}" for line in details)]), err=True)
@@ -72,7 +76,7 @@ def _refuse(error: TcacheError) -> None:
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TCACHE", "max_content_width": 100},
     epilog="Exit codes: 0 success; 1 an honest negative (misses, failed compiles); 2 bad input; 130 interrupted.",
 )
-@click.version_option(__version__, prog_name="tcache")
+@click.version_option(__version__, prog_name="tcache", allow_from_autoenv=False)
 def main() -> None:
     r"""Prebaked Triton kernels: zero JIT, zero tuning, zero compiler in production, proven before you ship.
 

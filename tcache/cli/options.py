@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -55,12 +58,22 @@ def selection_options(function: F) -> F:
             help="Compile target of a GPU outside the catalogue, such as cuda:90:32.",
         ),
         click.option(
-            "--gpu", "gpus", multiple=True, envvar="TCACHE_GPU", show_envvar=True, metavar="NAME",
+            "--gpu", "gpus", multiple=True, type=_GPUName(), envvar="TCACHE_GPU", show_envvar=True, metavar="NAME",
             help="GPU as its driver names it; may be repeated.  [default: the manifest's gpus]",
         ),
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+class _GPUName(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click only
+    """A name with blanks in it: several in TCACHE_GPU are separated by commas."""
+
+    name = "name"
+    envvar_list_splitter = ","
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        return str(value).strip()
 
 
 class Selection:
@@ -86,12 +99,25 @@ class Selection:
 
         done: list[Resolved] = []
         missing: list[Unresolved] = []
-        for manifest, gpus in zip(self.manifests, self.gpus, strict=True):
-            for gpu in gpus:
-                found, open_ = resolve(manifest.cases(), gpu, self.stores, untuned)
-                done += found
-                missing += open_
+        with contextlib.redirect_stdout(sys.stderr):  # what kernel files print is no answer of ours
+            for manifest, gpus in zip(self.manifests, self.gpus, strict=True):
+                for gpu in gpus:
+                    found, open_ = resolve(manifest.cases(), gpu, self.stores, untuned)
+                    done += found
+                    missing += open_
         return done, missing
+
+
+def _need_directory(path: Path) -> None:
+    """Refuse a Triton cache that could not be made, before anything is compiled for it."""
+    from tcache.errors import OutputError
+
+    place = path.absolute()
+    while not place.exists() and place.parent != place:
+        place = place.parent
+    if not place.is_dir() or (place != path.absolute() and not os.access(place, os.W_OK)):
+        reason = "not writable" if place.is_dir() else "no directory"
+        raise OutputError(f"{path}: cannot be the Triton cache: {place} is {reason}", "choose another --cache-dir")
 
 
 def quiet_noise() -> None:
@@ -112,7 +138,7 @@ def select(
     Raises:
         TcacheError: a manifest, GPU, target, store or project file is not what it should be.
     """
-    from tcache.errors import UsageError
+    from tcache.errors import ManifestError, UnknownGPU, UsageError
     from tcache.keys.gpu import Target, find_gpu
     from tcache.manifest import load_manifest
     from tcache.project import find_project
@@ -125,6 +151,8 @@ def select(
     named = store or project.store
     if named is not None and named.exists() and not named.is_dir():
         raise UsageError(f"{named}: the store is a file, expected a directory", "give a directory with --store")
+    if store is not None and not store.is_dir():
+        raise UsageError(f"{store}: no such store", "give a directory of best configs with --store")
     fallback = default_store()
     stores = (Store(named),) if named is not None else ((Store(fallback),) if fallback is not None else ())
     known = {name: gpu for one in stores for name, gpu in one.gpus().items()}
@@ -136,9 +164,15 @@ def select(
                 f"{manifest.path}: no GPU named, neither by --gpu nor by the manifest",
                 'for example --gpu "NVIDIA H200"',
             )
-        chosen.append([find_gpu(project.gpu_aliases.get(name, name), parsed, known) for name in names])
+        try:
+            chosen.append([find_gpu(project.gpu_aliases.get(name, name), parsed, known) for name in names])
+        except UnknownGPU as error:
+            if gpus:
+                raise
+            raise ManifestError(manifest.where("gpus"), error.message, error.hint) from error
     if cache_dir is not None:
         from tcache._triton.cache import set_cache_directory
 
+        _need_directory(cache_dir)
         set_cache_directory(str(cache_dir.resolve()))
     return Selection(loaded, chosen, stores)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import enum
 import inspect
 import json
 import types
@@ -32,8 +33,9 @@ def source_identity(function: Any, buckets: dict[str, Any] | None = None) -> str
         function: a ``JITFunction`` (not an autotuner around one).
         buckets: how an autotuner buckets its key arguments, since that gives its shape keys their meaning.
     """
+    seen: dict[int, str] = {}
     found: dict[str, Any] = {}
-    _visit(function, found)
+    _visit(function, seen, found)
     fields: dict[str, Any] = {"schema": SCHEMA, "functions": found}
     if buckets:
         fields["buckets"] = {name: bucket_text(spec) for name, spec in buckets.items()}
@@ -41,16 +43,18 @@ def source_identity(function: Any, buckets: dict[str, Any] | None = None) -> str
     return "sha256:" + sha256_bytes(payload.encode())[:32]
 
 
-def _visit(function: Any, found: dict[str, Any]) -> str:
-    """Describe ``function`` and what it reaches in ``found``; return the label it has there."""
+def _visit(function: Any, seen: dict[int, str], found: dict[str, Any]) -> str:
+    """Describe ``function`` and what it reaches in ``found``; return the label it has there.
+
+    Labels count functions in the order they are reached, which the sorted names of what is read determine: two
+    functions of one text that read different values are two.
+    """
+    if id(function) in seen:
+        return seen[id(function)]
+    label = seen[id(function)] = f"{len(seen)} {function.fn.__qualname__}"
     tree = ast.parse(str(function.src))  # `src` is what Triton compiles: from `def` on, dedented, without decorators
-    body = _canonical(tree)
-    digest = sha256_bytes(json.dumps(body, separators=(",", ":")).encode())
-    label = f"{function.fn.__qualname__}#{digest[:12]}"
-    if label in found:
-        return label
     found[label] = description = {
-        "body": digest,
+        "body": sha256_bytes(json.dumps(_canonical(tree), separators=(",", ":")).encode()),
         "noinline": bool(getattr(function, "noinline", False)),
         "unspecialized": sorted(map(str, getattr(function, "do_not_specialize", None) or [])),
         "unaligned": sorted(map(str, getattr(function, "do_not_specialize_on_alignment", None) or [])),
@@ -59,12 +63,12 @@ def _visit(function: Any, found: dict[str, Any]) -> str:
     reads: dict[str, Any] = {}
     for name, parameter in inspect.signature(python).parameters.items():
         if parameter.default is not inspect.Parameter.empty:
-            reads[f"default {name}"] = _describe(parameter.default, found)
+            reads[f"default {name}"] = _describe(parameter.default, seen, found, ())
     scope = {**vars(builtins), **python.__globals__, **inspect.getclosurevars(python).nonlocals}
     for path in _loaded_names(tree):
         value = _resolve(path, scope)
         if value is not _NOTHING:
-            reads[".".join(path)] = _describe(value, found)
+            reads[".".join(path)] = _describe(value, seen, found, ())
     description["reads"] = reads
     return label
 
@@ -78,6 +82,10 @@ def _canonical(node: Any) -> Any:
         fields = {name: value for name, value in ast.iter_fields(node) if name not in _SILENT}
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node, clean=False) is not None:
             fields["body"] = fields["body"][1:]
+        if isinstance(node, ast.JoinedStr):  # 3.12 adds empty constants to nested formats
+            fields["values"] = [
+                part for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")
+            ]
         shown = [[name, _canonical(value)] for name, value in sorted(fields.items()) if value not in (None, [])]
         if isinstance(node, ast.Constant):
             shown = [["value", [type(node.value).__name__, str(node.value)]]]
@@ -93,8 +101,7 @@ _NOTHING = object()
 
 def _loaded_names(tree: ast.AST) -> list[tuple[str, ...]]:
     """Return the names and dotted names a function reads, longest dotted form only, except its own locals."""
-    local = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    local |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    local = _locals(tree)
     paths: set[tuple[str, ...]] = set()
 
     def visit(node: ast.AST) -> None:
@@ -112,6 +119,28 @@ def _loaded_names(tree: ast.AST) -> list[tuple[str, ...]]:
 
     visit(tree)
     return sorted(paths)
+
+
+def _locals(tree: ast.AST) -> set[str]:
+    """Return a function's own names: its arguments and what it assigns, outside comprehensions and lambdas.
+
+    A name that is local to a comprehension only may also be a global that the function reads; taking it for one
+    costs nothing but a value too many in the identity.
+    """
+    names: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)):
+            return
+        if isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(tree)
+    return names
 
 
 def _resolve(path: tuple[str, ...], scope: dict[str, Any]) -> Any:
@@ -133,19 +162,32 @@ def _is_upstream(value: Any) -> bool:
     return name == "triton" or name.startswith("triton.")
 
 
-def _describe(value: Any, found: dict[str, Any]) -> Any:
+def _describe(value: Any, seen: dict[int, str], found: dict[str, Any], within: tuple[int, ...]) -> Any:
+    if type(value).__name__ == "constexpr" and hasattr(value, "value"):
+        return {"constexpr": _describe(value.value, seen, found, within)}
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}"
     if _is_upstream(value) and hasattr(value, "__qualname__"):
         return f"triton {value.__module__}.{value.__qualname__}"  # belongs to the release, not to the kernel
     if isinstance(value, JITCallable):
-        return {"calls": _visit(value, found)}
+        return {"calls": _visit(value, seen, found)}
+    if isinstance(value, enum.Enum):
+        return {
+            "enum": f"{type(value).__qualname__}.{value.name}",
+            "value": _describe(value.value, seen, found, within),
+        }
+    if id(value) in within:
+        return "itself"
+    inner = (*within, id(value))
     if getattr(value, "__triton_aggregate__", False):
-        return {"aggregate": [_describe(item, found) for item in getattr(value, "hash_attrs", [])]}
+        return {"aggregate": [_describe(item, seen, found, inner) for item in getattr(value, "hash_attrs", [])]}
     if isinstance(value, dict):
-        return {"dict": sorted([str(_describe(key, found)), _describe(item, found)] for key, item in value.items())}
+        rows = [
+            [_describe(key, seen, found, inner), _describe(item, seen, found, inner)] for key, item in value.items()
+        ]
+        return {"dict": sorted(rows, key=json.dumps)}
     if isinstance(value, (tuple, list)):
-        return [_describe(item, found) for item in value]
+        return [_describe(item, seen, found, inner) for item in value]
     try:
         return {"value": encode_value(value)}
     except UnsupportedValue:

@@ -36,12 +36,14 @@ class Case:
         scope: name -> value.
         where: ``file:line:column`` of the case in the manifest.
         folder: the manifest's directory, which kernel paths are relative to.
+        ref_where: ``file:line:column`` of the item's kernel or wrapper.
     """
 
     item: CallItem | KernelItem
     scope: dict[str, Any]
     where: str
     folder: Path
+    ref_where: str = ""
 
     @property
     def ref(self) -> str:
@@ -72,11 +74,12 @@ class LoadedManifest:
     def cases(self) -> Iterator[Case]:
         """Yield every case in the order of the file; lists multiply out, the last varying fastest."""
         for number, item in enumerate(self.model.kernels):
+            ref = self.where("kernels", number, "call" if isinstance(item, CallItem) else "kernel")
             for position, case in enumerate(item.cases):
                 choices = [value if isinstance(value, list) else [value] for value in case.values()]
                 where = self.where("kernels", number, "cases", position)
                 for values in itertools.product(*choices):
-                    yield Case(item, dict(zip(case, values, strict=True)), where, self.path.parent)
+                    yield Case(item, dict(zip(case, values, strict=True)), where, self.path.parent, ref)
 
 
 def load_manifest(path: Path) -> LoadedManifest:
@@ -160,7 +163,9 @@ def _where(path: Path, marks: dict[Path_, tuple[int, int]], at: Path_) -> str:
 
 def _first(path: Path, marks: dict[Path_, tuple[int, int]], error: ValidationError) -> ManifestError:
     """Turn the first of pydantic's complaints into one line."""
-    found = error.errors()[0]
+    every = error.errors()
+    # a misspelt key is both unknown and missing: the first says more
+    found = next((row for row in every if row["type"] == "extra_forbidden"), every[0])
     # pydantic adds the names of union members to a path; they are no part of the document
     at: Path_ = ()
     for step in found["loc"]:

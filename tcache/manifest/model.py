@@ -140,9 +140,14 @@ Item = Annotated[
 ]
 
 
+def _plain_integer(value: Any) -> Any:
+    """Keep ``true`` and ``1.0`` from passing for 1."""
+    return value if type(value) is int else str(value)
+
+
 class Manifest(_Model):
     """A shape manifest: which launches to replay."""
 
-    version: Literal[1]
+    version: Annotated[Literal[1], BeforeValidator(_plain_integer)]
     gpus: Annotated[list[StrictStr], Field(min_length=1)] | None = None
     kernels: Annotated[list[Item], Field(min_length=1)]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tcache._fs import new_directory, sha256_bytes
 from tcache._triton import native, release
 from tcache._triton.cache import cache_directory
-from tcache._triton.driver import stub
 from tcache._triton.probe import key_environment
 from tcache._triton.ptxas import ptxas_release
 from tcache.bundle import SCHEMA, Environment, environment_fields
+from tcache.errors import UsageError
 from tcache.pack.members import Member, distinct, entry_members, index_text, store_members
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _write(
     members = sorted(members, key=lambda member: member.path)
     rows = {member.path: {"size": len(member.data), "sha256": sha256_bytes(member.data)} for member in members}
     text = (json.dumps({**head, "files": rows}, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
-    when = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
+    when = _source_date_epoch()
     with new_directory(target, force=force) as folder:
         for member in [*members, Member("bundle.json", text)]:
             path = folder / member.path
@@ -110,13 +111,21 @@ def _write(
     return Packed(target, len(resolved), len(distinct(resolved)), helpers, size)
 
 
+def _source_date_epoch() -> int:
+    """Return ``SOURCE_DATE_EPOCH``, see https://reproducible-builds.org/specs/source-date-epoch/."""
+    text = os.environ.get("SOURCE_DATE_EPOCH", "0")
+    if not text.isdigit() or int(text) >= 2**33:
+        raise UsageError(f"SOURCE_DATE_EPOCH={text!r}: expected seconds since 1970", "unset it, or use `date +%s`")
+    return int(text)
+
+
 def _environment(resolved: list[Resolved]) -> Environment:
     releases = {found for launch in resolved if (found := ptxas_release(launch.gpu.arch)) is not None}
     return Environment.current(release, key_environment(), ", ".join(sorted(releases)) or None)
 
 
 def _gpus(resolved: list[Resolved]) -> list[dict[str, Any]]:
-    found = {launch.gpu.name: launch.gpu.identity() for launch in resolved}
+    found = {launch.gpu.name: asdict(launch.gpu) for launch in resolved}
     return [found[name] for name in sorted(found)]
 
 
@@ -135,8 +144,11 @@ def _helper_members(resolved: list[Resolved]) -> tuple[list[Member], list[dict[s
     kernels = []
     for launch in distinct(resolved):
         if launch.gpu.backend == "cuda":
-            with stub(launch.gpu.backend, launch.gpu.arch, launch.gpu.warp_size, launch.gpu.properties()):
-                kernels.append(launch.compilation.run())  # a hit: the entry is in the cache
+            # what a launcher is made from is in the entry's metadata: nothing is compiled, wherever the cache was moved
+            name = f"{launch.compilation.name[:150]}.json"
+            metadata = json.loads(Path(cache_directory(), launch.entry, name).read_bytes())
+            metadata["target"] = SimpleNamespace(**metadata["target"])
+            kernels.append(SimpleNamespace(src=launch.compilation.source, metadata=SimpleNamespace(**metadata)))
     sources = native.helper_sources(kernels)
     paths = native.build(sources, Path(cache_directory(), "tcache-native"))
     members, rows = [], []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tcache._triton.cache import cache_directory
 from tcache.compile import entry_present
 from tcache.errors import BundleError
-from tcache.pack._cubin import strip_debug
+from tcache.pack._cubin import cubin_problem, strip_debug
 from tcache.store import Record
 
 if TYPE_CHECKING:
@@ -67,9 +67,22 @@ def entry_members(resolved: Iterable[Resolved], include_ir: tuple[str, ...] = ()
             raise BundleError(
                 f"{folder}: entry has no metadata or no binary", "delete it and run `tcache warmup` again"
             )
+        _check_binary(launch, files)
         for file, path in sorted(files.items()):
             found.append(Member(f"entries/{launch.entry}/{file}", _relocatable(path, keep_debug=bool(include_ir))))
     return found
+
+
+def _check_binary(launch: Resolved, files: dict[str, Path]) -> None:
+    """Refuse an entry whose binary is damaged or for another architecture than the launch's."""
+    for file, path in files.items():
+        problem = None
+        if file.endswith(".cubin") and isinstance(launch.gpu.arch, int):
+            problem = cubin_problem(path.read_bytes(), launch.gpu.arch)
+        elif file.endswith(".hsaco") and path.read_bytes()[:4] != b"\x7fELF":
+            problem = "it is no ELF file"
+        if problem is not None:
+            raise BundleError(f"{path}: {problem}", "delete the entry's directory and run `tcache warmup` again")
 
 
 def _relocatable(path: Path, *, keep_debug: bool) -> bytes:
@@ -98,7 +111,7 @@ def store_members(resolved: Iterable[Resolved], stores: tuple[Store, ...]) -> li
             row[2].add(launch.shape)
     sources = {(launch.gpu.slug, launch.tuned.id): launch.facts()["source"] for launch in resolved if launch.tuned}
     configs = {
-        (launch.gpu.slug, launch.tuned.id, launch.shape): launch.config
+        (launch.gpu.slug, launch.tuned.id, launch.shape): (launch.config, launch.space)
         for launch in resolved
         if launch.tuned is not None
     }
@@ -110,9 +123,9 @@ def store_members(resolved: Iterable[Resolved], stores: tuple[Store, ...]) -> li
             for store in stores:
                 entry = store.get(gpu, kernel, key, sources[slug, kernel_id])
                 if entry is not None and entry.source == sources[slug, kernel_id]:
-                    winner = configs[slug, kernel_id, shape]
+                    winner, space = configs[slug, kernel_id, shape]
                     timings = {name: timing for name, timing in entry.timings.items() if name == winner}
-                    entries[key] = replace(entry, config=winner, timings=timings, extra={})
+                    entries[key] = replace(entry, config=winner, timings=timings, space=space, tied=(), extra={})
                     break
         text = Record(gpu, kernel, entries).text()
         found.append(Member(f"store/{slug}/{kernel_id}.json", text.encode()))

@@ -50,6 +50,12 @@ class GhostMode(TorchFunctionMode):  # type: ignore[misc]
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     named = dict(kwargs or {})
+    if func is torch.Tensor.cuda:
+        return args[0]
+    if func is torch.Tensor.get_device:
+        return 0
+    if func is torch.Tensor.to and any(isinstance(value, str) for value in args[1:2]):
+        args = (args[0], _meta(args[1]), *args[2:])
     if named.get("device") is not None:
         named["device"] = _meta(named["device"])
     with torch._C.DisableTorchFunctionSubclass():
@@ -74,6 +80,8 @@ def _wrap(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         meta = type(value) is not Ghost and value.device.type == "meta"
         return value.as_subclass(Ghost) if meta else value
+    if isinstance(value, tuple) and type(value).__module__ == "torch.return_types":
+        return type(value)(list(map(_wrap, value)))
     if type(value) in (tuple, list):
         return type(value)(map(_wrap, value))
     return value

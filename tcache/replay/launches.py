@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Launch", "launches", "run_case"]
 
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Compile options that a spelled-out launch may state among its arguments."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -31,6 +34,7 @@ class Launch:
         args, kwargs: the arguments, with ghost or mock tensors; ``grid`` is not among them.
         where: ``file:line:column`` of the manifest case it comes from.
         ref: the case's ref.
+        grid: the manifest's grid as a function of the meta-parameters, None where the wrapper's own code computes it.
     """
 
     kernel: Any
@@ -38,6 +42,7 @@ class Launch:
     kwargs: dict[str, Any]
     where: str
     ref: str
+    grid: Callable[[dict[str, Any]], tuple[int, ...]] | None = None
 
 
 def launches(case: Case) -> list[Launch]:
@@ -51,7 +56,8 @@ def launches(case: Case) -> list[Launch]:
     if isinstance(case.item, KernelItem):
         kernel = _kernel(case, target)
         make = _ghost if "torch" in sys.modules else _mock
-        return [Launch(kernel, (), _arguments(case, make), case.where, case.ref)]
+        arguments = _arguments(case, make)
+        return [Launch(kernel, (), arguments, case.where, case.ref, _grid(case, arguments))]
     return _replay_call(case, target)
 
 
@@ -69,7 +75,7 @@ def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
             wrapper(**arguments)
         except TcacheError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _wrapper_failed(case, error) from error
     if not found:
         raise ManifestError(case.where, f"{case.ref} launched no kernel for {_scope(case)}", "remove the case")
@@ -104,18 +110,20 @@ def _load(case: Case) -> Any:
     try:
         return load(KernelRef.parse(case.ref), case.folder)
     except KernelError as error:
-        raise ManifestError(case.where, error.message, error.hint) from error
+        raise ManifestError(case.ref_where or case.where, error.message, error.hint) from error
 
 
 def _kernel(case: Case, target: Any) -> Any:
     if not is_kernel(target):
         kind = type(target).__name__
         raise ManifestError(
-            case.where, f"{case.ref} is a {kind}, not a Triton kernel", "use 'call:' for a Python wrapper"
+            case.ref_where or case.where,
+            f"{case.ref} is a {kind}, not a Triton kernel",
+            "use 'call:' for a Python wrapper",
         )
     known = list(jit_of(target).arg_names)
     for name in case.item.args:
-        if name not in known:
+        if name not in known and name not in OPTIONS:
             raise ManifestError(case.where, f"{case.ref} has no argument {name!r}: expected {', '.join(known)}")
     assert isinstance(case.item, KernelItem)
     for text in case.item.grid:
@@ -132,7 +140,16 @@ def _grid(case: Case, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], t
     scope = {**case.scope, **{name: value for name, value in arguments.items() if isinstance(value, (int, float))}}
 
     def grid(meta: dict[str, Any]) -> tuple[int, ...]:
-        return tuple(int(evaluate(text, {**scope, **meta})) for text in item.grid)
+        found = []
+        for text in item.grid:
+            try:
+                size = evaluate(text, {**scope, **meta})
+            except ExpressionError as error:
+                raise ManifestError(case.where, f"grid: {error}") from error
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ManifestError(case.where, f"grid: {text!r} is {size!r}, expected an integer of at least 1")
+            found.append(size)
+        return tuple(found)
 
     return grid
 
@@ -152,6 +169,9 @@ def _arguments(case: Case, make: Callable[[tuple[int, ...], str, tuple[int, ...]
                 found[name] = evaluate(spec, case.scope) if isinstance(spec, str) else spec
         except ExpressionError as error:
             raise ManifestError(case.where, f"{name}: {error}") from error
+        except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # torch refuses such a tensor
+            text = next(iter(str(error).splitlines()), "")
+            raise ManifestError(case.where, f"{name}: cannot be made for {_scope(case)}: {text}") from error
     return found
 
 
@@ -213,7 +233,7 @@ def _scope(case: Case) -> str:
     return ", ".join(f"{name}={value}" for name, value in case.scope.items())
 
 
-def _wrapper_failed(case: Case, error: Exception) -> ManifestError:
+def _wrapper_failed(case: Case, error: BaseException) -> ManifestError:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename and "/tcache/replay/" not in f.filename]
     where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -9,12 +9,10 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from tcache.errors import KernelError
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 __all__ = ["KernelRef", "load"]
 
@@ -83,7 +81,7 @@ def _module(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise KernelError(f"no module named {name!r}", "install it, or give the path of its file") from error
         raise _failed(name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(name, error) from error
 
 
@@ -108,6 +106,8 @@ def _file(path: Path) -> ModuleType:
 
 
 def _spec_import(name: str, path: Path, search: list[str] | None) -> ModuleType:
+    if path in _loaded:
+        return _loaded[path]
     present = sys.modules.get(name)
     if present is not None:
         if getattr(present, "__file__", None) and Path(str(present.__file__)).resolve() == path:
@@ -128,13 +128,17 @@ def _spec_import(name: str, path: Path, search: list[str] | None) -> ModuleType:
     except BaseException as error:
         if present is None:
             sys.modules.pop(name, None)
-        if isinstance(error, Exception):
+        if isinstance(error, (Exception, SystemExit)):
             raise _failed(str(path), error) from error
         raise
+    _loaded[path] = module
     return module
 
 
-def _failed(what: str, error: Exception) -> KernelError:
+_loaded: dict[Path, ModuleType] = {}  # by file: two files of one name are two modules
+
+
+def _failed(what: str, error: BaseException) -> KernelError:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:

@@ -274,6 +274,33 @@ def test_a_broken_bundle_is_one_line(project, change, message):
     assert "Traceback" not in found.stderr
 
 
+def test_packing_compiles_nothing_and_leaves_the_cache_alone(packed, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(packed / "cache", moved)
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in moved.rglob("*") if path.is_file())
+    run(packed, "pack", "m.yaml", "-o", str(tmp_path / "b"), env={"TRITON_CACHE_DIR": str(moved)})
+    assert sorted((str(path), path.stat().st_mtime_ns) for path in moved.rglob("*") if path.is_file()) == before
+
+
+def test_damaged_binaries_are_not_packed(packed, tmp_path):
+    for number, damage in enumerate((b"", b"text", None)):
+        cache = tmp_path / f"cache-{number}"
+        shutil.copytree(packed / "cache", cache)
+        for path in cache.rglob("*.cubin"):
+            path.write_bytes(path.read_bytes()[:3000] if damage is None else damage)
+        found = run(packed, "pack", "m.yaml", "-o", str(tmp_path / "b"), code=2, env={"TRITON_CACHE_DIR": str(cache)})
+        assert "cubin: it" in found.stderr or "is cut off" in found.stderr
+        assert not (tmp_path / "b").exists()
+
+
+def test_a_kernel_file_may_print_and_must_not_exit(project):
+    (project / "kernels.py").write_text(KERNELS + "\nprint('noise', end='')\n")
+    assert json.loads(run(project, "resolve", "m.yaml", "--json").stdout)["launches"]
+    run(project, "verify", "bundle")
+    (project / "kernels.py").write_text("import sys\nsys.exit(0)\n")
+    assert "SystemExit" in run(project, "resolve", "m.yaml", code=2).stderr
+
+
 SERVICE = """
 import json, os, sys
 sys.path.insert(0, os.environ["PROJECT"])
@@ -313,6 +340,19 @@ def test_a_stock_kernel_hits_without_a_line_of_code_and_nothing_is_written(proje
     assert json.loads(done.stdout) == [True]
     assert written == []
     assert sorted((path, path.stat().st_mtime_ns) for path in (project / "bundle").rglob("*")) == before
+
+
+def test_the_environment_alone_freezes_tcaches_own_kernels(project):
+    script = (
+        "import os, sys; sys.path.insert(0, os.environ['PROJECT'])\n"
+        "import tcache\nfrom tcache.active import active\nactive()\n" + SERVICE
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TCACHE_", "TRITON_"))}
+    environment |= {"PROJECT": str(project), "N": str(2**40), "TCACHE_BUNDLES": str(project / "bundle")}
+    environment |= {"TRITON_CACHE_DIR": str(project / "never")}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert "CacheMiss" in done.stderr
+    assert not (project / "never").exists()
 
 
 def test_a_frozen_service_never_compiles(project):

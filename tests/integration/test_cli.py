@@ -84,17 +84,20 @@ BAD = [
     (GOOD.replace("gpus", "gpu"), None, ["m.yaml:2:1: unknown key 'gpu'", "did you mean 'gpus'?"]),
     (GOOD.replace("shape: [n]", "shape: [m]"), None, ["m.yaml:5:24: name 'm' is not bound"]),
     (GOOD.replace("float32", "float23"), None, ["m.yaml:5:35: unknown dtype 'float23'", "did you mean 'float32'?"]),
-    (GOOD.replace("k.py:f", "k.py:g"), None, ["m.yaml:7:13: k.py has no function 'g'"]),
-    (GOOD.replace("k.py:f", "k.py"), None, ["m.yaml:7:13: 'k.py' is not a kernel ref"]),
-    (GOOD.replace("k.py:f", "absent.py:f"), None, ["m.yaml:7:13: ", "absent.py: no such kernel file"]),
-    (GOOD.replace("k.py:f", "no.such.module:f"), None, ["m.yaml:7:13: no module named 'no.such.module'"]),
-    (GOOD.replace("k.py:f", "k.py:plain"), None, ["m.yaml:7:13: k.py:plain is a function, not a Triton kernel", "call:"]),
+    (GOOD.replace("k.py:f", "k.py:g"), None, ["m.yaml:4:13: k.py has no function 'g'"]),
+    (GOOD.replace("k.py:f", "k.py"), None, ["m.yaml:4:13: 'k.py' is not a kernel ref"]),
+    (GOOD.replace("k.py:f", "absent.py:f"), None, ["m.yaml:4:13: ", "absent.py: no such kernel file"]),
+    (GOOD.replace("k.py:f", "no.such.module:f"), None, ["m.yaml:4:13: no module named 'no.such.module'"]),
+    (GOOD.replace("k.py:f", "k.py:plain"), None, ["m.yaml:4:13: k.py:plain is a function, not a Triton kernel", "call:"]),
     (GOOD.replace(", n: n,", ", m: n,"), None, ["m.yaml:7:13: k.py:f has no argument 'm': expected x, n, BLOCK"]),
     (GOOD.replace(", n: n,", ","), None, ["m.yaml:7:13: k.py:f cannot be bound", "missing 1 required positional argument: 'n'"]),
     (GOOD.replace("grid: [1]", "grid: [cdiv(n, BLOK)]"), None, ["grid: name 'BLOK' is not bound", "did you mean 'BLOCK'?"]),
-    (GOOD, "import nothing_such\n" + KERNEL, ["m.yaml:7:13: importing", "k.py:1: ModuleNotFoundError"]),
-    (GOOD, "def broken(:\n" + KERNEL, ["m.yaml:7:13: importing", "k.py:1: SyntaxError"]),
-    (GOOD, "raise RuntimeError('no')\n", ["m.yaml:7:13: importing", "k.py:1: RuntimeError: no"]),
+    (GOOD.replace("grid: [1]", "grid: [n // 0]"), None, ["m.yaml:7:13: grid: division by zero"]),
+    (GOOD.replace("grid: [1]", "grid: [0]"), None, ["m.yaml:7:13: grid: 0 is 0, expected an integer of at least 1"]),
+    (GOOD, "import sys\nsys.exit(0)\n", ["m.yaml:4:13: importing", "k.py:2: SystemExit: 0"]),
+    (GOOD, "import nothing_such\n" + KERNEL, ["m.yaml:4:13: importing", "k.py:1: ModuleNotFoundError"]),
+    (GOOD, "def broken(:\n" + KERNEL, ["m.yaml:4:13: importing", "k.py:1: SyntaxError"]),
+    (GOOD, "raise RuntimeError('no')\n", ["m.yaml:4:13: importing", "k.py:1: RuntimeError: no"]),
     (GOOD.replace("NVIDIA H200", "NVIDIA H20O"), None, ["unknown GPU 'NVIDIA H20O'; the nearest known name is 'NVIDIA H200'", "--target"]),
     ("", None, ["m.yaml:1:1: the manifest is empty"]),
     (GOOD.replace("gpus: [NVIDIA H200]\n", ""), None, ["m.yaml: no GPU named"]),
@@ -134,6 +137,8 @@ def test_bad_options(project, tcache):
     refusal(tcache("verify", "m.yaml", cwd=project), "m.yaml: not a bundle")
     refusal(tcache("tune", "m.yaml", cwd=project), "no GPU here")
     refusal(tcache("resolve", "m.yaml", "--store", "m.yaml", cwd=project), "the store is a file")
+    refusal(tcache("resolve", "m.yaml", "--store", "typo", cwd=project), "typo: no such store")
+    refusal(tcache("warmup", "m.yaml", "--cache-dir", "m.yaml/c", cwd=project), "cannot be the Triton cache")
 
 
 def test_unknown_gpu_with_a_target_works(project, tcache):
@@ -215,9 +220,11 @@ def test_help_of_every_command(tcache):
 
 
 def test_settings_from_the_environment(project, tcache):
-    env = {"TCACHE_GPU": "Prototype", "TCACHE_TARGET": "cuda:89:32", "TCACHE_JSON": "1"}
+    env = {"TCACHE_GPU": "Proto Type", "TCACHE_TARGET": "cuda:89:32", "TCACHE_JSON": "1"}
     done = tcache("resolve", "m.yaml", cwd=project, env=env, check=0)
-    assert json.loads(done.stdout)["launches"][0]["gpu"] == "Prototype"
+    assert json.loads(done.stdout)["launches"][0]["gpu"] == "Proto Type"
+    assert "absent" in json.loads(tcache("resolve", "absent", cwd=project, env=env, check=2).stdout)["error"]
+    tcache("resolve", "m.yaml", cwd=project, env={"TCACHE_VERSION": "1"}, check=0)
 
 
 def test_plain_lines_without_a_terminal_and_a_bar_on_one(project, tcache, tmp_path):

@@ -108,6 +108,57 @@ def test_closures_attributes_and_defaults_are_seen(identity, changed):
     assert identity(HEAD + CLOSURE.format(**values)) != before
 
 
+TWO = """
+def make(value):
+    step = tl.constexpr(value)
+
+    @triton.jit
+    def add(x):
+        return x + step
+
+    return add
+
+first = make({first})
+second = make({second})
+
+@triton.jit
+def kernel(p):
+    tl.store(p, first(second(1)))
+"""
+
+
+def test_functions_of_one_text_that_read_different_values_are_two(identity):
+    seen = {identity(HEAD + TWO.format(first=a, second=b)) for a, b in ((1, 2), (1, 3), (2, 1), (1, 1))}
+    assert len(seen) == 4
+
+
+ODD = """\
+import enum
+
+class Kind(enum.Enum):
+    A = {a}
+    B = 2
+
+KIND = tl.constexpr(Kind.{kind})
+i = tl.constexpr({i})
+LOOP = {{}}
+LOOP["self"] = LOOP
+
+@triton.jit
+def kernel(p, KS: tl.constexpr):
+    tl.static_print([i for i in KS], KIND, LOOP)
+    tl.store(p, i)
+"""
+
+
+def test_enums_comprehensions_and_containers_that_hold_themselves(identity):
+    base = {"a": 1, "kind": "A", "i": 5}
+    before = identity(HEAD + ODD.format(**base))
+    assert identity(HEAD + ODD.format(**base)) == before
+    for change in ({"kind": "B"}, {"a": 3}, {"i": 6}):
+        assert identity(HEAD + ODD.format(**{**base, **change})) != before
+
+
 def test_recursion_ends(identity):
     text = HEAD + "@triton.jit\ndef kernel(n):\n    return kernel(n - 1)\n"
     assert identity(text) == identity(text)
