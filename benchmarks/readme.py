@@ -21,6 +21,10 @@ def figures() -> str:
     )
     faster = launch["times_faster_than"]
     chain, warmup, start = cpu["chain"], cpu["warmup"], cpu["start_up"]
+    tuning, races, spread = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("tuning", "races", "two_gpus")
+    )
+    race, kill, seconds = races["race"], races["kill"], tuning["median_seconds"]
     machine, small = launch["machine"], cpu["machine"]
     return f"""\
 | first matmul launch of a fresh process, {machine["gpu"]} | median | compiled |
@@ -35,6 +39,18 @@ def figures() -> str:
 On that GPU {gpu["checked"]} of {gpu["launches"]} launches of the quickstart manifest ran from a bundle built without a GPU, \
 checked against torch, as a user without a writable home and with no compiler on the path: {len(gpu["compiled"])} compiles by \
 Triton's own listener; [bundle_on_gpu.json](benchmarks/results/bundle_on_gpu.json).
+
+| tuning on {tuning["machine"]["gpu"]}, {tuning["machine"]["cores"]} cores | |
+|---|---:|
+| 24-config bf16 matmul at 4096³ from nothing, `triton.autotune` | {seconds["stock"]:.1f} s |
+| the same, `tcache.autotune` | {seconds["tcache"]:.1f} s, {tuning["times_faster"]:.1f}× faster |
+| its winner against an exhaustive benchmark, worst of {tuning["rounds"]} | {max(tuning["winner_of_best"]["tcache"]):.3f} of the best |
+| {race["processes"]} processes that miss one shape at once, {race["repetitions"]} times: exactly one tuned, all right | {race["tuned_exactly_once"]} of {race["repetitions"]} |
+| tuning processes killed at random: finished timings lost | {kill["timings_lost"]} of {kill["timings_finished"]} in {kill["kills"]} kills |
+| `tcache tune --all-gpus` on {spread["gpus"]} GPUs, {spread["shapes"]} shapes, start-up included | {spread["times_faster"]:.2f}× one GPU |
+
+[tuning.json](benchmarks/results/tuning.json), [races.json](benchmarks/results/races.json), \
+[two_gpus.json](benchmarks/results/two_gpus.json).
 
 | without a GPU, {small["cores"]} cores | |
 |---|---:|
