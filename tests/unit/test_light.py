@@ -73,6 +73,7 @@ LAYERS = [
     ["bundle"],
     ["manifest"],
     ["store"],
+    ["entries"],
     ["keys"],
     ["_triton"],
     ["_fs"],
