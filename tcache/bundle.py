@@ -156,7 +156,9 @@ class Bundle:
             self.files: dict[str, tuple[int, str]] = {
                 _inside(name): (int(row["size"]), str(row["sha256"])) for name, row in data["files"].items()
             }
-            self.helpers = [Helper(**{**row, "keys": tuple(row["keys"])}) for row in data["helpers"]]
+            self.helpers = [
+                Helper(**{**row, "keys": tuple(row["keys"]), "path": _inside(row["path"])}) for row in data["helpers"]
+            ]
             if any(row["file"] not in self.files for row in self.manifests):
                 raise ValueError("a manifest is not among the files")
             if not isinstance(self.environment.variables, dict):

@@ -86,7 +86,8 @@ class Entry:
     def parse(cls, shape: str, data: dict[str, Any]) -> Entry:
         timings = {key: Timing.parse(timing) for key, timing in data["timings"].items()}
         text = {name: data[name] for name in ("source", "triton", "tuned")}
-        for name, value in {**text, "config": data.get("config") or "", "space": data.get("space") or ""}.items():
+        optional = {name: "" if data.get(name) is None else data[name] for name in ("config", "space")}
+        for name, value in {**text, **optional}.items():
             if not isinstance(value, str):
                 raise ValueError(f"{name} is {value!r}, expected text")
         known = {"config", "timings", "source", "space", "tied", "triton", "tuned", "median_ms", "p20_ms", "p80_ms"}
@@ -180,11 +181,13 @@ class Record:
             entries = [Entry.parse(shape, entry) for shape, entry in data["entries"].items()]
             rest = {k: v for k, v in data.items() if k not in ("schema", "gpu", "kernel", "entries")}
             rest["kernel"] = {k: v for k, v in head.items() if k not in ("ref", "key")}
+            if not isinstance(data["gpu"]["name"], str):
+                raise ValueError(f"gpu name is {data['gpu']['name']!r}, expected text")
             gpu = GPU(**{name: data["gpu"][name] for name in GPU("", "", 0, 0, 0).identity()})
             return cls(
                 gpu, Kernel(module, qualname, tuple(head["key"])), {entry.shape: entry for entry in entries}, rest
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             what = f"no field {error}" if isinstance(error, KeyError) else str(error)
             raise StoreError(f"{path}: corrupt store file: {what}", REPAIR) from error
 

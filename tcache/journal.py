@@ -32,13 +32,14 @@ class Journal:
     def __init__(self, path: Path, source: str) -> None:
         self._path = path
         self._source = source
+        self._torn = path.exists() and not path.read_bytes().endswith(b"\n")
         self.timings: dict[str, Timing] = {}
         starts: dict[str, int] = {}
         for line in _lines(path):
             if line.get("source") != source:
                 continue
             config = str(line["config"])
-            if "timing" in line:
+            if isinstance(line.get("timing"), dict):
                 self.timings[config] = Timing.parse(line["timing"])
             else:
                 starts[config] = starts.get(config, 0) + 1
@@ -50,7 +51,8 @@ class Journal:
         line = json.dumps({"source": self._source, **row}, sort_keys=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "a", encoding="utf-8") as file:  # one write: a reader sees the line or not
-            file.write(line + "\n")
+            file.write(("\n" if self._torn else "") + line + "\n")
+        self._torn = False
 
     def start(self, config: str) -> None:
         """Note that a config is about to be benchmarked."""

@@ -174,8 +174,11 @@ class _Worker:
         unexplained = 0
         while True:
             process = self._process or self._start()
-            self._send({"case": case})
-            answer = self._answer(process, failed)
+            try:
+                self._send({"case": case})
+                answer = self._answer(process, failed)
+            except (OSError, ValueError):  # it ended between two cases, or what it said is no answer
+                answer = None
             if answer is not None and "faulted" not in answer:
                 seconds = time.monotonic() - begin
                 error = answer.get("error")

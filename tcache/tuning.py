@@ -87,10 +87,11 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
         entry = store.get(gpu, kernel, shape, source)
         again = settings.retune is not None and entry is not None and entry.tuned < settings.since
         known = dict(entry.timings) if entry is not None and entry.source == source and not again else {}
+        unsettled = _unsettled(journal.timings)  # a killed run may have left a few launches only
         known.update(journal.timings)
         race = _Race(tuner, args, kwargs, journal)
         try:
-            race.run({key: config for key, config in pruned.items() if key not in known})
+            race.run({key: config for key, config in pruned.items() if key not in known or key in unsettled})
         finally:
             timings = {**known, **race.timings()}
             keys = [config_key(config) for config in tuner.configs]
@@ -107,6 +108,13 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
     return race.winner(pruned, timings, f"{kernel.ref} [{shape}]")[0]
 
 
+def _unsettled(timings: dict[str, Timing]) -> set[str]:
+    """Return the configs of a killed run that may be the best, judged by launches that were cut short."""
+    timed = {key: timing.median for key, timing in timings.items() if timing.median is not None and timing.reps}
+    limit = 1.3 * min(timed.values(), default=0.0)
+    return {key for key, median in timed.items() if median <= limit}
+
+
 def _best(timings: dict[str, Timing], race: _Race, pruned: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
     timed = {key: timing.median for key, timing in timings.items() if timing.median is not None}
     if not timed:
@@ -117,6 +125,11 @@ def _best(timings: dict[str, Timing], race: _Race, pruned: dict[str, Any]) -> tu
     if best in close and len(close) > 1:
         return race.smallest(close), tuple(close)
     return best, ()
+
+
+def _jobs() -> int:
+    text = os.environ.get("TCACHE_TUNE_JOBS", "")
+    return int(text) if text.isdigit() else cores()
 
 
 class _Race:
@@ -154,7 +167,7 @@ class _Race:
 
     def _compile_ahead(self, configs: dict[str, Any]) -> None:
         """Compile in child processes what the Triton cache lacks; a compiler that dies there fails its config only."""
-        jobs = int(os.environ.get("TCACHE_TUNE_JOBS", cores()))
+        jobs = _jobs()
         launch = {name: value for name, value in self._kwargs.items() if name not in ("grid", "warmup")}
         for key, config in configs.items():
             bound = {**launch, **config.all_kwargs()}
@@ -206,7 +219,7 @@ class _Race:
                 raise
             return [1.0, 1.0, 1.0]
 
-        if self._journal is not None and key not in self._samples:
+        if self._journal is not None:
             self._journal.start(key)
         self._tuner.__dict__["do_bench"] = bench
         try:
@@ -226,7 +239,7 @@ class _Race:
             self._given[key] = timing
             if self._journal is not None:
                 self._journal.result(key, timing)
-        elif self._journal is not None and len(self._samples[key]) == reps:
+        elif self._journal is not None:
             self._journal.result(key, summary(self._samples[key]))
 
     def _raised(self, key: str, error: Exception) -> None:

@@ -12,6 +12,7 @@ import builtins
 import enum
 import inspect
 import json
+import textwrap
 import types
 from typing import Any
 
@@ -51,15 +52,23 @@ def _visit(function: Any, seen: dict[int, str], found: dict[str, Any]) -> str:
     """
     if id(function) in seen:
         return seen[id(function)]
-    label = seen[id(function)] = f"{len(seen)} {function.fn.__qualname__}"
-    tree = ast.parse(str(function.src))  # `src` is what Triton compiles: from `def` on, dedented, without decorators
+    python = function.fn if isinstance(function, JITCallable) else function
+    label = seen[id(function)] = f"{len(seen)} {python.__qualname__}"
+    if function is python:  # a plain function, which constexpr functions may call
+        try:
+            tree: ast.AST = ast.parse(textwrap.dedent(inspect.getsource(python)))
+        except (OSError, TypeError, SyntaxError):
+            plain = [value for value in python.__code__.co_consts if isinstance(value, (bool, int, float, str))]
+            found[label] = {"code": python.__code__.co_code.hex(), "constants": plain}
+            return label
+    else:
+        tree = ast.parse(str(function.src))  # what Triton compiles: from `def` on, dedented, without decorators
     found[label] = description = {
         "body": sha256_bytes(json.dumps(_canonical(tree), separators=(",", ":")).encode()),
         "noinline": bool(getattr(function, "noinline", False)),
         "unspecialized": sorted(map(str, getattr(function, "do_not_specialize", None) or [])),
         "unaligned": sorted(map(str, getattr(function, "do_not_specialize_on_alignment", None) or [])),
     }
-    python = function.fn
     reads: dict[str, Any] = {}
     for name, parameter in inspect.signature(python).parameters.items():
         if parameter.default is not inspect.Parameter.empty:
@@ -97,6 +106,8 @@ def _canonical(node: Any) -> Any:
 
 _SILENT = ("ctx", "type_comment", "decorator_list", "kind")
 _NOTHING = object()
+_DEEPEST = 4
+"""How far the attributes of objects are followed."""
 
 
 def _loaded_names(tree: ast.AST) -> list[tuple[str, ...]]:
@@ -176,19 +187,35 @@ def _describe(value: Any, seen: dict[int, str], found: dict[str, Any], within: t
             "enum": f"{type(value).__qualname__}.{value.name}",
             "value": _describe(value.value, seen, found, within),
         }
+    if isinstance(value, types.FunctionType):
+        return {"calls": _visit(value, seen, found)}
     if id(value) in within:
         return "itself"
-    inner = (*within, id(value))
-    if getattr(value, "__triton_aggregate__", False):
-        return {"aggregate": [_describe(item, seen, found, inner) for item in getattr(value, "hash_attrs", [])]}
-    if isinstance(value, dict):
-        rows = [
-            [_describe(key, seen, found, inner), _describe(item, seen, found, inner)] for key, item in value.items()
-        ]
-        return {"dict": sorted(rows, key=json.dumps)}
-    if isinstance(value, (tuple, list)):
-        return [_describe(item, seen, found, inner) for item in value]
+    parts = _parts(value, seen, found, (*within, id(value)))
+    if parts is not None:
+        return parts
     try:
         return {"value": encode_value(value)}
     except UnsupportedValue:
         return f"object of {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _parts(value: Any, seen: dict[int, str], found: dict[str, Any], within: tuple[int, ...]) -> Any:
+    """Describe what a container or an object holds; None for a value that holds nothing of its own."""
+
+    def each(items: Any) -> list[Any]:
+        return [_describe(item, seen, found, within) for item in items]
+
+    if getattr(value, "__triton_aggregate__", False):
+        return {"aggregate": each(getattr(value, "hash_attrs", []))}
+    if isinstance(value, dict):
+        return {"dict": sorted((each(row) for row in value.items()), key=json.dumps)}
+    if isinstance(value, (tuple, list)):
+        return each(value)
+    if isinstance(value, (set, frozenset)):
+        return {"set": sorted(each(value), key=json.dumps)}
+    followed = hasattr(value, "__dict__") and not isinstance(value, type) and not _is_upstream(value)
+    if followed and len(within) <= _DEEPEST:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        return {"object": kind, "fields": each(sorted(vars(value).items(), key=lambda row: str(row[0])))}
+    return None

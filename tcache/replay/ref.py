@@ -91,6 +91,8 @@ def _file(path: Path) -> ModuleType:
     So a directory called ``kernels`` next to the manifest never hides an installed package of that name, and the
     functions carry the module name they have when the project imports them itself.
     """
+    if "\0" in str(path):
+        raise KernelError(f"{str(path)!r}: no such kernel file", "kernel paths are relative to the manifest")
     path = path.resolve()
     if not path.is_file():
         raise KernelError(f"{path}: no such kernel file", "kernel paths are relative to the manifest")

@@ -82,6 +82,21 @@ def test_a_worker_that_dies_outside_a_benchmark_is_given_up(tmp_path):
     assert result.error == "the worker keeps ending"
 
 
+def test_a_worker_that_ends_between_two_cases_is_replaced(tmp_path):
+    worker = WORKER + "    os._exit(0)\n"
+    results, _ = run(task(tmp_path, ["one"], worker=worker), [0, 1, 2])
+    assert [row.error for row in results] == [None] * 3
+
+
+def test_a_torn_line_does_not_swallow_the_next(tmp_path):
+    path = tmp_path / "j.jsonl"
+    Journal(path, "s").result("a", Timing(1.0))
+    with path.open("a") as file:
+        file.write('{"config": "b", "pi')
+    Journal(path, "s").result("c", Timing(2.0))
+    assert sorted(Journal(path, "s").timings) == ["a", "c"]
+
+
 def test_a_worker_that_cannot_start_is_one_error(tmp_path):
     worker = 'print(\'{"error": "no GPU here", "hint": "elsewhere"}\')'
     with pytest.raises(UsageError, match="no GPU here"):

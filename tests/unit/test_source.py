@@ -159,6 +159,31 @@ def test_enums_comprehensions_and_containers_that_hold_themselves(identity):
         assert identity(HEAD + ODD.format(**{**base, **change})) != before
 
 
+PLAIN = """\
+import types
+
+FACTS = types.SimpleNamespace(size={size}, names={{"a", "b"}})
+
+def plain(n):
+    return n + {step}
+
+@triton.constexpr_function
+def computed(n):
+    return plain(n) + FACTS.size
+
+@triton.jit
+def kernel(p, N: tl.constexpr):
+    tl.store(p, computed(N))
+"""
+
+
+def test_plain_functions_and_objects_that_constexpr_functions_read(identity):
+    before = identity(HEAD + PLAIN.format(size=1, step=1))
+    assert identity(HEAD + PLAIN.format(size=1, step=1)) == before
+    assert identity(HEAD + PLAIN.format(size=1, step=2)) != before
+    assert identity(HEAD + PLAIN.format(size=2, step=1)) != before
+
+
 def test_recursion_ends(identity):
     text = HEAD + "@triton.jit\ndef kernel(n):\n    return kernel(n - 1)\n"
     assert identity(text) == identity(text)
