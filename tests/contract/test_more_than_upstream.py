@@ -148,7 +148,7 @@ def test_adopting_stock_kernels(tmp_path):
     library = module_of("some_library.ops", kernel=stock, also=stock, heuristic=decorated, plain=other)
     elsewhere = [stock]  # a reference that nobody told us of
     names = tcache.adopt(library)
-    assert names == [f"{__name__}:other", "test_autotuner:edited"] or len(names) == 2
+    assert names == sorted([f"{__name__}:other", "test_autotuner:base"])
     assert elsewhere[0] is stock
     assert launch(stock) == 32
     assert launch(decorated) == 32
