@@ -30,10 +30,12 @@ shapes = [ShapeKey((("M", 16 * m), ("N", 4096)), (("x", "bfloat16"),)) for m in 
 begin = time.perf_counter()
 assert store.get(gpu, kernel, shapes[0], "sha256:s") is not None
 first = time.perf_counter() - begin
-begin = time.perf_counter()
-for shape in shapes:
-    store.get(gpu, kernel, shape, "sha256:s")
-print(json.dumps([first * 1e3, (time.perf_counter() - begin) / len(shapes) * 1e6]))
+def each():
+    begin = time.perf_counter()
+    for shape in shapes:
+        store.get(gpu, kernel, shape, "sha256:s")
+    return (time.perf_counter() - begin) / len(shapes) * 1e6
+print(json.dumps([first * 1e3, each(), min(each() for _ in range(5))]))
 """
 
 
@@ -73,7 +75,8 @@ def main() -> None:
         "bytes": size,
         "processes": len(rows),
         "first_lookup_ms": round(statistics.median(row[0] for row in rows), 2),
-        "later_lookup_us": round(statistics.median(row[1] for row in rows), 2),
+        "first_lookup_of_a_further_shape_us": round(statistics.median(row[1] for row in rows), 2),
+        "later_lookup_us": round(statistics.median(row[2] for row in rows), 2),
     }
     print(_machine.write("store", result).read_text())
 

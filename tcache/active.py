@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from tcache.bundle import Bundle, Environment, Rejected, compatible
 from tcache.errors import BundleError, UsageError
-from tcache.store import Record, Store, default_store
+from tcache.store import Store, default_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tcache.keys.shape import ShapeKey
+    from tcache.scan import Scan
     from tcache.store import Kernel
 
 __all__ = ["MODES", "Active", "activate", "active"]
@@ -123,7 +124,7 @@ class _BundleStore(Store):
         super().__init__(bundle.root / "store")
         self._bundle = bundle
 
-    def read(self, path: Path) -> Record | None:
+    def read(self, path: Path) -> Scan | None:
         name = path.relative_to(self._bundle.root).as_posix()
         if name not in self._bundle.files:
             return None
@@ -155,7 +156,7 @@ def _gather(
     fallback = default_store()
     if fallback is not None and mode != "frozen":
         stores.append(Store(fallback))
-    writable = Store(named) if named else (stores[-1] if fallback is not None and mode != "frozen" else None)
+    writable = stores[0] if named else (stores[-1] if fallback is not None and mode != "frozen" else None)
     return Active(mode, tuple(stores), tuple(opened), tuple(skipped), writable, named=bool(named))
 
 

@@ -92,6 +92,7 @@ def lookup(
     *,
     retune: str | None = None,
     since: str = "",
+    fresh: bool = False,
 ) -> Lookup:
     """Ask the stores for a launch's winner.
 
@@ -103,6 +104,7 @@ def lookup(
         stores: where to look, in order.
         retune: ``aged`` or ``all``: entries tuned before ``since`` that are to be treated as missing.
         since: ISO 8601 time in UTC.
+        fresh: look into the files, also for what was found before.
 
     Raises:
         UnsupportedValue: a key argument has no canonical text.
@@ -113,7 +115,7 @@ def lookup(
     keys = [config_key(config) for config in autotuner.configs]
     first: Missing | None = None
     for store in stores:
-        entry = store.get(gpu, kernel, shape, source)
+        entry = store.get(gpu, kernel, shape, source, fresh=fresh)
         if (
             entry is not None
             and entry.tuned < since

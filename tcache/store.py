@@ -14,6 +14,7 @@ from tcache.errors import StoreError
 from tcache.keys.bucket import bucket_text
 from tcache.keys.gpu import GPU
 from tcache.keys.shape import ShapeKey
+from tcache.scan import Scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,17 +28,19 @@ class Store:
     Args:
         root: the directory; it need not exist until something is written.
 
-    Reads take no lock. Writes take the record's lock, read again, merge, and replace the file atomically.
+    Reads take no lock. Writes take the record's lock, read again, merge, and replace the file atomically. An entry
+    found once is answered from memory; whatever is not in memory is looked for in the file as it is now.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self._read: dict[Path, tuple[tuple[int, int, int], Record]] = {}
+        self._read: dict[Path, tuple[tuple[int, int, int], Scan]] = {}
+        self._seen: dict[tuple[str, str, str, ShapeKey, str], Entry] = {}
 
     def path(self, gpu: GPU, kernel: Kernel) -> Path:
         return self.root / gpu.slug / f"{kernel.id}.json"
 
-    def read(self, path: Path) -> Record | None:
+    def read(self, path: Path) -> Scan | None:
         """Return the record in a file, or None when there is no such file.
 
         Raises:
@@ -48,7 +51,7 @@ class Store:
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
             known = self._read.get(path)
             if known is None or known[0] != stamp:
-                known = self._read[path] = (stamp, Record.parse(path.read_text("utf-8"), path))
+                known = self._read[path] = (stamp, Scan(path.read_text("utf-8"), path))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except UnicodeDecodeError as error:
@@ -57,7 +60,7 @@ class Store:
             raise StoreError(f"{path}: cannot be read: {error.strerror}", "check the file's permissions") from error
         return known[1]
 
-    def get(self, gpu: GPU, kernel: Kernel, shape: ShapeKey, source: str) -> Entry | None:
+    def get(self, gpu: GPU, kernel: Kernel, shape: ShapeKey, source: str, *, fresh: bool = False) -> Entry | None:
         """Return the entry for a shape, stale or not, or None.
 
         A record of the same function under another module name counts when the source identity is the same: moving a
@@ -68,18 +71,31 @@ class Store:
             kernel: which kernel.
             shape: which shape key.
             source: the kernel's source identity now.
+            fresh: look into the file, also for an entry found before: another process may have tuned it again.
 
         Raises:
-            StoreError: the record is corrupt, or belongs to another GPU of the same slug.
+            StoreError: the entry or the record's head is corrupt, or belongs to another GPU of the same slug.
         """
+        key = (gpu.name, kernel.module, kernel.qualname, shape, source)
+        if not fresh:
+            entry = self._seen.get(key)
+            if entry is not None:
+                return entry
+        entry = self._find(gpu, kernel, shape, source)
+        if entry is not None and entry.source == source:
+            self._seen[key] = entry
+        return entry
+
+    def _find(self, gpu: GPU, kernel: Kernel, shape: ShapeKey, source: str) -> Entry | None:
         record = self._checked(self.path(gpu, kernel), gpu)
-        if record is not None and shape in record.entries:
-            return record.entries[shape]
+        entry = record.get(shape) if record is not None else None
+        if entry is not None:
+            return entry
         suffix = Kernel("", kernel.qualname, ()).id + ".json"
         for path in sorted((self.root / gpu.slug).glob(f"*{_escaped(suffix)}")):
             moved = self._checked(path, gpu)
-            if moved is not None and moved.kernel.qualname == kernel.qualname:
-                entry = moved.entries.get(shape)
+            if moved is not None and moved.qualname == kernel.qualname:
+                entry = moved.get(shape)
                 if entry is not None and entry.source == source:
                     return entry
         return None
@@ -87,10 +103,10 @@ class Store:
     def shapes(self, gpu: GPU, kernel: Kernel, source: str) -> dict[ShapeKey, Entry]:
         """Return all entries of a kernel whose source is the present one, for a search of the nearest."""
         record = self._checked(self.path(gpu, kernel), gpu)
-        found = record.entries if record is not None else {}
+        found = record.record().entries if record is not None else {}
         return {shape: entry for shape, entry in found.items() if entry.source == source}
 
-    def _checked(self, path: Path, gpu: GPU) -> Record | None:
+    def _checked(self, path: Path, gpu: GPU) -> Scan | None:
         record = self.read(path)
         if record is not None and record.gpu.name != gpu.name:
             raise StoreError(
@@ -115,7 +131,8 @@ class Store:
         """
         path = self.path(gpu, kernel)
         with self._lock(gpu, kernel.id):
-            record = self._checked(path, gpu) or Record(gpu, kernel, {})
+            read = self._checked(path, gpu)
+            record = read.record() if read is not None else Record(gpu, kernel, {})
             head = dict(record.extra.get("kernel", {}))
             head.pop("buckets", None)
             if buckets:
@@ -127,6 +144,7 @@ class Store:
                 atomic_write(path, Record(record.gpu, kernel, entries, extra).text().encode())
             except OSError as error:
                 raise self._unwritable(path, error) from error
+        self._seen.pop((gpu.name, kernel.module, kernel.qualname, shape, entry.source), None)
         return entry
 
     def tuning_lock(self, gpu: GPU, kernel: Kernel, shape: str) -> contextlib.AbstractContextManager[None]:
@@ -179,7 +197,7 @@ class Store:
         for path in sorted(self.root.glob("*/*.json")):
             record = self.read(path)
             if record is not None:
-                yield path, record
+                yield path, record.record()
 
     def gpus(self) -> dict[str, GPU]:
         """Return the GPUs the store has best configs for, by name."""

@@ -78,7 +78,7 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
         return tune(tuner, shape, gpu, args, kwargs, replace(settings, writable=None))
     with contextlib.ExitStack() as held:
         held.push(lock)
-        found = lookup(tuner, args, launch, gpu, (store,), retune=settings.retune, since=settings.since)
+        found = lookup(tuner, args, launch, gpu, (store,), retune=settings.retune, since=settings.since, fresh=True)
         if isinstance(found.verdict, Best):  # another process tuned it while this one waited
             count("waited")
             return found.verdict.config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tcache.keys._text import Word, decode_groups, encode_groups, normalise
@@ -64,17 +65,22 @@ class ShapeKey:
         dtypes = [(name, Word(f"torch.{dtype}")) for name, dtype in self.dtypes]
         return encode_groups([list(self.values), dtypes] if dtypes else [list(self.values)])
 
+    @cached_property
     def _canonical(self) -> tuple[Any, ...]:
         return (
             tuple(sorted((name, type(value).__name__, str(value)) for name, value in self.values)),
             tuple(sorted(self.dtypes)),
         )
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._canonical)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShapeKey) and self._canonical() == other._canonical()
+        return self is other or (isinstance(other, ShapeKey) and self._canonical == other._canonical)
 
     def __hash__(self) -> int:
-        return hash(self._canonical())
+        return self._hash
 
 
 def _distance(left: ShapeKey, right: ShapeKey) -> float | None:

@@ -73,6 +73,7 @@ LAYERS = [
     ["bundle"],
     ["manifest"],
     ["store"],
+    ["scan"],
     ["entries"],
     ["keys"],
     ["_triton"],

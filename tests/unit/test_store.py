@@ -154,15 +154,21 @@ def test_many_writers_lose_nothing(tmp_path):
         worker.join()
     assert [worker.exitcode for worker in workers] == [0] * 4
     record = Store(tmp_path).read(Store(tmp_path).path(GPU, KERNEL))
-    assert len(record.entries) == 40
+    assert len(record.record().entries) == 40
 
 
-def test_a_change_on_disk_is_seen(tmp_path):
-    store = Store(tmp_path)
-    put(store, entry())
+def test_a_change_on_disk_is_seen_where_it_matters(tmp_path):
+    store, other = Store(tmp_path), Store(tmp_path)
+    put(other, entry())
     assert store.get(GPU, KERNEL, shape(1), "sha256:s").config == B
-    put(Store(tmp_path), entry(config=A))
+    put(other, entry(config=A))
+    put(other, entry(2))
+    assert store.get(GPU, KERNEL, shape(2), "sha256:s") == entry(2)  # what it did not have
+    assert store.get(GPU, KERNEL, shape(1), "sha256:s", fresh=True).config == A
     assert store.get(GPU, KERNEL, shape(1), "sha256:s").config == A
+    put(store, entry())  # its own writes
+    assert store.get(GPU, KERNEL, shape(1), "sha256:s").config == B
+    assert store.get(GPU, KERNEL, shape(1), "sha256:edited").source == "sha256:s"
 
 
 def test_nothing_temporary_is_left(tmp_path):
