@@ -40,6 +40,8 @@ class Task:
         request: first line to a worker: ``manifests``, ``store``, ``retune``, ``since``.
         store: root of the store, where journals are.
         timeout: seconds a config may be benchmarked before it counts as hung.
+        patience: seconds a worker may start, or run a case without benchmarking anything, before it counts as hung;
+            compiling is part of it.
         command: how to start a worker.
     """
 
@@ -47,6 +49,7 @@ class Task:
     store: Path
     timeout: float
     command: list[str] = field(default_factory=lambda: list(COMMAND))
+    patience: float = 900.0
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,12 @@ def supervise(
         waiting.put(case)
     results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
     end = time.monotonic() + budget if budget is not None else None
+    ending = threading.Event()
 
     def serve(device: str) -> None:
-        worker = _Worker(task, device)
+        worker = _Worker(task, device, ending)
         try:
-            while end is None or time.monotonic() < end:
+            while not ending.is_set() and (end is None or time.monotonic() < end):
                 try:
                     case = waiting.get_nowait()
                 except queue.Empty:
@@ -122,15 +126,20 @@ def supervise(
     threads = [threading.Thread(target=serve, args=(device,), daemon=True) for device in devices[: max(1, len(cases))]]
     for thread in threads:
         thread.start()
-    ended = 0
-    while ended < len(threads):
-        result = results.get()
-        if result is None:
-            ended += 1
-        elif isinstance(result, BaseException):
-            raise result
-        else:
-            done(result)
+    try:
+        ended = 0
+        while ended < len(threads):
+            result = results.get()
+            if result is None:
+                ended += 1
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                done(result)
+    finally:  # whatever ends this call ends the workers too: what they found is in their journals
+        ending.set()
+        for thread in threads:
+            thread.join()
     left = []
     while not waiting.empty():
         left.append(waiting.get_nowait())
@@ -140,10 +149,11 @@ def supervise(
 class _Worker:
     """One worker process on one GPU, restarted as often as needed."""
 
-    def __init__(self, task: Task, device: str) -> None:
-        self._task, self._device = task, device
+    def __init__(self, task: Task, device: str, ending: threading.Event) -> None:
+        self._task, self._device, self._ending = task, device, ending
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._idle, self._alive = False, time.monotonic()
 
     def _start(self) -> subprocess.Popen[str]:
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self._device}
@@ -153,13 +163,28 @@ class _Worker:
         )
         self._process, self._lines = process, queue.SimpleQueue()
         threading.Thread(target=_pump, args=(process, self._lines), daemon=True).start()
-        self._send(self._task.request)
-        line = self._lines.get()
-        first = json.loads(line) if line else {}
+        try:
+            self._send(self._task.request)
+            line = self._first_line()
+            first = json.loads(line) if line else {}
+        except (OSError, ValueError):
+            first = {}
         if "ready" not in first:
             self.stop()
             raise UsageError(first.get("error", "the tuning worker ended before it was ready"), first.get("hint"))
         return process
+
+    def _first_line(self) -> str | None:
+        end = time.monotonic() + self._task.patience
+        while not self._ending.is_set():
+            with contextlib.suppress(queue.Empty):
+                return self._lines.get(timeout=1.0)
+            if time.monotonic() > end:
+                raise UsageError(
+                    f"the tuning worker on GPU {self._device} did not start within {self._task.patience:.0f} s",
+                    "see whether the GPU answers: nvidia-smi",
+                )
+        return None
 
     def _send(self, row: dict[str, Any]) -> None:
         assert self._process is not None
@@ -188,16 +213,22 @@ class _Worker:
             else:
                 unexplained += 1
             self.stop()
+            if self._ending.is_set():
+                return Result(case, time.monotonic() - begin, [], "interrupted", tuple(failed))
+            if self._idle:
+                reason = f"no sign of life for {self._task.patience:.0f} s outside a benchmark"
+                return Result(case, time.monotonic() - begin, [], reason, tuple(failed))
             if unexplained + len(failed) > 100 or unexplained >= _DEATHS:
                 return Result(case, time.monotonic() - begin, [], "the worker keeps ending", tuple(failed))
 
     def _answer(self, process: subprocess.Popen[str], failed: list[tuple[str, str]]) -> dict[str, Any] | None:
         """Wait for an answer; None when the worker ended or hung, after noting the config in flight."""
+        self._idle, self._alive = False, time.monotonic()
         while True:
             try:
                 line = self._lines.get(timeout=1.0)
             except queue.Empty:
-                if self._hung(process, failed):
+                if self._ending.is_set() or self._hung(process, failed):
                     return None
                 continue
             if line is None:
@@ -216,12 +247,14 @@ class _Worker:
                     age = time.time() - path.stat().st_mtime
                 except FileNotFoundError:
                     continue
+                self._alive = time.monotonic()
                 if age > self._task.timeout:
                     process.kill()
                     process.wait()
                     self._note(process, f"hung: no result after {self._task.timeout:.0f} s", failed)
                     return True
-        return False
+        self._idle = time.monotonic() - self._alive > self._task.patience
+        return self._idle
 
     def _journals(self) -> list[Path]:
         return sorted(self._task.store.glob("*/.tuning/*.jsonl"))
@@ -242,6 +275,8 @@ class _Worker:
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
+        if self._ending.is_set() or self._idle:
+            process.kill()
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -45,9 +47,9 @@ for line in sys.stdin:
 """
 
 
-def task(tmp_path, configs, *, worker=WORKER, timeout=2.0, **more):
+def task(tmp_path, configs, *, worker=WORKER, timeout=2.0, patience=60.0, **more):
     request = {"store": str(tmp_path), "configs": configs, **more}
-    return Task(request, tmp_path, timeout, [sys.executable, "-c", textwrap.dedent(worker)])
+    return Task(request, tmp_path, timeout, [sys.executable, "-c", textwrap.dedent(worker)], patience)
 
 
 def run(made, cases, devices=("0",), **more):
@@ -102,6 +104,39 @@ def test_a_worker_that_cannot_start_is_one_error(tmp_path):
         run(task(tmp_path, [], worker=worker), [0])
     with pytest.raises(UsageError, match="ended before it was ready"):
         run(task(tmp_path, [], worker="pass"), [0])
+
+
+def test_a_worker_that_never_gets_ready(tmp_path):
+    begin = time.monotonic()
+    with pytest.raises(UsageError, match="did not start within 2 s"):
+        run(task(tmp_path, [], worker="import time; time.sleep(1000)", patience=2.0), [0])
+    assert time.monotonic() - begin < 30
+
+
+def test_a_case_that_hangs_outside_a_benchmark_is_given_up_and_the_next_one_runs(tmp_path):
+    worker = WORKER.replace("    journal = Journal", "    if case == 1: time.sleep(1000)\n    journal = Journal")
+    results, _ = run(task(tmp_path, ["one"], worker=worker, patience=2.0), [0, 1, 2])
+    assert [row.error for row in results] == [None, "no sign of life for 2 s outside a benchmark", None]
+
+
+def test_an_error_ends_the_workers_of_all_gpus(tmp_path):
+    worker = f"""
+import os, sys, time
+open(r"{tmp_path}/pids", "a").write(f"{{os.getpid()}}\\n")
+if os.environ["CUDA_VISIBLE_DEVICES"] == "1":
+    time.sleep(1)
+    print('{{"error": "broken"}}', flush=True)
+    sys.exit()
+print('{{"ready": true}}', flush=True)
+time.sleep(1000)
+"""
+    with pytest.raises(UsageError, match="broken"):
+        run(task(tmp_path, ["one"], worker=worker), [0, 1], devices=("0", "1"))
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_cases_spread_over_gpus(tmp_path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import pytest
 import triton
 from hypothesis import given
@@ -68,6 +70,45 @@ def test_configs_that_differ_in_their_hook_are_two():
         pass
 
     assert config_key(triton.Config({}, pre_hook=hook)) != config_key(triton.Config({}))
+
+
+def _named_hook(_):
+    pass
+
+
+class _Hook:
+    def __init__(self, size):
+        self.size, self.me = size, self
+
+    def __call__(self, _):
+        pass
+
+
+def _made(size):
+    return lambda kwargs: kwargs.update(size=size)
+
+
+def test_hooks_of_one_name_are_told_apart():
+    def keys(*hooks):
+        return [config_key(triton.Config({}, pre_hook=hook)) for hook in hooks]
+
+    assert keys(_named_hook)[0].endswith('pre_hook="_named_hook"')
+    different = [
+        lambda kwargs: kwargs.update(a=1),
+        lambda kwargs: kwargs.update(a=2),
+        lambda kwargs: kwargs.clear(),
+        lambda kwargs, size=3: kwargs.update(a=size),
+        _made(4),
+        _made(5),
+        functools.partial(_named_hook, 6),
+        functools.partial(_named_hook, 7),
+        _Hook(8),
+        _Hook(9),
+        _Hook(10).__call__,
+    ]
+    found = keys(*different)
+    assert len(set(found)) == len(different)
+    assert keys(_made(4), _Hook(8), functools.partial(_named_hook, 6)) == [found[4], found[8], found[6]]
 
 
 def test_space_identity_ignores_order():
