@@ -14,7 +14,6 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.cache import cache_directory
@@ -52,9 +51,10 @@ def one_line(error: BaseException) -> str:
 
 def entry_present(entry: str, name: str, root: str | None = None) -> bool:
     """Return whether the Triton cache has an entry: the group Triton looks for first, metadata and a binary."""
-    folder, stem = Path(root or cache_directory(), entry), name[:150]
-    binary = any((folder / f"{stem}.{kind}").is_file() for kind in ("cubin", "hsaco"))
-    return binary and (folder / f"__grp__{stem}.json").is_file() and (folder / f"{stem}.json").is_file()
+    stem = os.path.join(root or cache_directory(), entry, name[:150])
+    group = os.path.join(root or cache_directory(), entry, f"__grp__{name[:150]}.json")
+    binary = any(os.path.isfile(f"{stem}.{kind}") for kind in ("cubin", "hsaco"))
+    return binary and os.path.isfile(group) and os.path.isfile(f"{stem}.json")
 
 
 def cores() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 from pathlib import Path
@@ -18,6 +19,8 @@ from tcache.scan import Scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import filelock
 
 __all__ = ["SCHEMA", "Entry", "Kernel", "Record", "Store", "Timing", "default_store"]
 
@@ -164,16 +167,13 @@ class Store:
 
     @contextlib.contextmanager
     def _lock(self, gpu: GPU, name: str) -> Iterator[None]:
-        import filelock
-
         path = self._scratch(gpu) / f"{name}.lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             ignore = path.parent / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n")
-            lock = filelock.FileLock(path)
-            lock.acquire()
+            lock = _acquired(path)
         except (OSError, NotImplementedError) as error:
             raise self._unwritable(path, error) from error
         try:
@@ -202,6 +202,27 @@ class Store:
     def gpus(self) -> dict[str, GPU]:
         """Return the GPUs the store has best configs for, by name."""
         return {record.gpu.name: record.gpu for _, record in self.records()}
+
+
+def _acquired(path: Path) -> filelock.BaseFileLock:
+    """Take a lock that its holder's death releases.
+
+    Releases of filelock from 3.21 on take a lock file without that property where the file system has no locks; some
+    can be told not to, some say it by the lock's class.
+
+    Raises:
+        OSError, NotImplementedError: the file system has no locks or takes no files.
+    """
+    import filelock
+
+    known = inspect.signature(filelock.FileLock.__init__).parameters
+    options: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in known else {}
+    lock = filelock.FileLock(path, **options)
+    lock.acquire()
+    if isinstance(lock, filelock.SoftFileLock):
+        lock.release()
+        raise NotImplementedError("the file system has no locks")
+    return lock
 
 
 def _escaped(text: str) -> str:
