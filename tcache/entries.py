@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from tcache.errors import StoreError
 from tcache.keys.gpu import GPU
 from tcache.keys.shape import ShapeKey
 
-__all__ = ["REPAIR", "SCHEMA", "Entry", "Kernel", "Record", "Timing"]
+__all__ = ["BETWEEN", "CLOSE", "OPEN", "REPAIR", "SCHEMA", "Entry", "Kernel", "Record", "Timing", "join", "quoted"]
 
 SCHEMA = 1
 
@@ -116,6 +117,16 @@ class Entry:
             **({"tied": sorted(self.tied)} if self.tied else {}),
         }
 
+    def text(self) -> str:
+        """Return what stands between the braces of the entry in its file, one line per timing."""
+        plain = self.plain()
+        timings = plain.pop("timings")
+        lines = [f"      {quoted(name)}: {quoted(plain[name])}," for name in sorted(plain)]
+        lines.append('      "timings": {')
+        if timings:
+            lines.append(",\n".join(f"        {quoted(key)}: {quoted(value)}" for key, value in timings.items()))
+        return "\n".join([*lines, "      }"])
+
     def keeping(self, old: Entry | None) -> Entry:
         """Return this entry with the unknown fields of the one it replaces."""
         return replace(self, extra=old.extra) if old is not None and not self.extra else self
@@ -193,33 +204,35 @@ class Record:
 
     def text(self) -> str:
         """Return the file's text: sorted, one line per timing, so that diffs and merges stay small."""
-        head = {
+        parts = {quoted(str(entry.shape)): entry.text() for entry in self.entries.values()}
+        return join(self.head(), parts)
+
+    def head(self) -> dict[str, Any]:
+        """Return what stands before the entries."""
+        return {
             "schema": SCHEMA,
             **{k: v for k, v in self.extra.items() if k != "kernel"},
             "gpu": self.gpu.identity(),
             "kernel": {**self.extra.get("kernel", {}), "ref": self.kernel.ref, "key": list(self.kernel.key)},
         }
-        lines = ["{"]
-        lines += [f"  {_json(name)}: {_json(value)}," for name, value in head.items()]
-        lines.append('  "entries": {')
-        ordered = sorted(self.entries.values(), key=lambda entry: _natural(str(entry.shape)))
-        for number, entry in enumerate(ordered):
-            lines.append(f"    {_json(str(entry.shape))}: {{")
-            plain = entry.plain()
-            timings = plain.pop("timings")
-            lines += [f"      {_json(name)}: {_json(plain[name])}," for name in sorted(plain)]
-            lines.append('      "timings": {')
-            lines.append(",\n".join(f"        {_json(key)}: {_json(value)}" for key, value in timings.items()))
-            lines.append("      }")
-            lines.append("    }," if number + 1 < len(ordered) else "    }")
-        lines += ["  }", "}"]
-        return "\n".join(filter(None, lines)) + "\n"
 
+
+def join(head: dict[str, Any], parts: dict[str, str]) -> str:
+    """Return a store file's text from its head and the text of each entry by its quoted shape key."""
+    lines = ["{\n", *(f"  {quoted(name)}: {quoted(value)},\n" for name, value in head.items()), OPEN]
+    ordered = sorted(parts, key=_natural)
+    body = BETWEEN.join(f"    {name}: {{\n{parts[name]}" for name in ordered)
+    return "".join([*lines, body, CLOSE if parts else CLOSE.removeprefix("\n    }\n")])
+
+
+OPEN, BETWEEN, CLOSE = '  "entries": {\n', "\n    },\n", "\n    }\n  }\n}\n"
+"""What stands before the first entry, between two, and after the last."""
 
 REPAIR = "restore it from version control, or move it away and tune again"
 
 
-def _json(value: Any) -> str:
+def quoted(value: Any) -> str:
+    """Return a value's JSON as store files write it."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
@@ -227,5 +240,6 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
+@functools.lru_cache(65536)
 def _natural(text: str) -> list[Any]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", text) if part]

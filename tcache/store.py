@@ -134,17 +134,15 @@ class Store:
         """
         path = self.path(gpu, kernel)
         with self._lock(gpu, kernel.id):
-            read = self._checked(path, gpu)
-            record = read.record() if read is not None else Record(gpu, kernel, {})
+            record = self._checked(path, gpu) or Scan(Record(gpu, kernel, {}).text(), path)
             head = dict(record.extra.get("kernel", {}))
             head.pop("buckets", None)
             if buckets:
                 head["buckets"] = {name: bucket_text(spec) for name, spec in buckets.items()}
-            extra = {**record.extra, "kernel": head}
-            entry = change(record.entries.get(shape))
-            entries = {**record.entries, shape: entry}
+            entry = change(record.get(shape))
+            text = record.replacing(entry, {**record.extra, "kernel": head})
             try:
-                atomic_write(path, Record(record.gpu, kernel, entries, extra).text().encode())
+                atomic_write(path, text.encode())
             except OSError as error:
                 raise self._unwritable(path, error) from error
         self._seen.pop((gpu.name, kernel.module, kernel.qualname, shape, entry.source), None)

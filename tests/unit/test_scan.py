@@ -86,3 +86,28 @@ def test_a_merge_conflict_is_an_error(marker):
         text = "".join([*lines[:place], "<<<<<<< ours\n", lines[place], marker + "\n", *lines[place + 1 :]])
         with pytest.raises(StoreError, match="corrupt"):
             Scan(text, PATH).get(entry("a", 0).shape)
+
+
+@given(st.lists(st.text(max_size=12), max_size=6), st.text(max_size=12), st.integers(0, 6))
+def test_rewriting_one_entry_gives_what_rewriting_all_does(names, name, n):
+    made = record(names)
+    new = entry(name, n)
+    extra = {"note": 1, "kernel": {"owner": "x"}}
+    whole = Record(made.gpu, made.kernel, {**made.entries, new.shape: new}, extra).text()
+    for layout in (made.text(), json.dumps(json.loads(made.text()))):
+        assert Scan(layout, PATH).replacing(new, extra) == whole
+    assert Scan(whole, PATH).extra == extra
+
+
+def test_rewriting_replaces_an_entry_written_in_another_order():
+    text = record("ab").text().replace('name=\\"a\\" n=0', 'n=0 name=\\"a\\"')
+    assert Scan(text, PATH).replacing(entry("a", 0), {"kernel": {}}) == record("ab").text()
+
+
+def test_damaged_entries_are_neither_used_nor_lost():
+    text = record("ab").text().replace('"median_ms": 2.0', '"median_ms": two', 1)
+    scan = Scan(text, PATH)
+    with pytest.raises(StoreError, match=r"store.json:\d+:\d+: corrupt"):
+        scan.get(entry("a", 0).shape)
+    assert scan.get(entry("b", 1).shape) == entry("b", 1)
+    assert scan.replacing(entry("b", 1), {"kernel": {}}) == text
