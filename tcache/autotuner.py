@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tcache._triton import release
 from tcache._triton.kernels import Autotuner as UpstreamAutotuner
 from tcache._triton.kernels import Config, OutOfResources, PTXASError, interpreting
+from tcache._triton.launcher import Launcher, Winners, captured
 from tcache.active import active
 from tcache.counters import count
 from tcache.decide import Best
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ON_UNTUNED", "Autotuner", "autotune", "expand"]
 
+MOST_WINNERS = 16384
+"""Winners an autotuner keeps in memory before it forgets the older half."""
+
 ON_UNTUNED = ("tune", "nearest", "default", "error")
 
 
@@ -47,14 +51,25 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
     buckets: Mapping[str, Any] | None = None
     on_untuned: str | None = None
     _shape: ShapeKey | None = None
+    _launcher: Launcher | None = None
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch with the winner for these arguments; look it up, or tune, the first time.
 
         Raises:
             CacheMiss: no winner is known, in frozen mode, with ``on_untuned="error"``, or while a CUDA graph is being
                 captured.
         """
+        launcher = self._launcher
+        if launcher is not None and not warmup:
+            kernel = launcher(self, args, kwargs, grid)
+            if kernel is not None:
+                return kernel
+        return self._first(args, kwargs, grid, warmup=warmup)
+
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any, *, warmup: bool) -> Any:
+        """Launch the way upstream does, after putting the winner where it looks, and learn from it."""
+        launch = {**kwargs, "grid": grid, "warmup": warmup}
         if len(self.configs) > 1:
             named = named_arguments(self, args, kwargs)
             # upstream's own key, so that upstream's run() finds what is put into its cache
@@ -63,17 +78,36 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
                 + [str(value.dtype) for value in named.values() if hasattr(value, "dtype")]
             )
             if key not in self.cache:
-                configs = self._select(args, kwargs)
+                configs = self._select(args, launch)
                 self._tell(configs)
+                self._bound_memory()
                 for config in configs[:-1]:  # nearest shapes' winners: one that does not fit falls to the next
                     self.cache[key] = config
                     try:
-                        return super().run(*args, **kwargs)
+                        return super().run(*args, **launch)
                     except (OutOfResources, PTXASError):
                         del self.cache[key]
                 if configs:
                     self.cache[key] = configs[-1]
-        return super().run(*args, **kwargs)
+        launcher = self._launcher or self._new_launcher()
+        if warmup or not launcher.ready(args, kwargs):
+            return super().run(*args, **launch)
+        with captured(launcher.function) as seen:
+            kernel = super().run(*args, **launch)
+        if seen.bound is not None:
+            launcher.learn(self, args, kwargs, self.best_config, seen.bound, kernel)
+        return kernel
+
+    def _new_launcher(self) -> Launcher:
+        self._launcher = Launcher(self, {name: make_bucket(spec) for name, spec in (self.buckets or {}).items()})
+        self.cache: Any = Winners(self.cache)
+        self.cache.launcher = self._launcher
+        return self._launcher
+
+    def _bound_memory(self) -> None:
+        """Forget the oldest winners of very many shapes; the store has them, except those tuned in memory only."""
+        if len(self.cache) >= MOST_WINNERS and isinstance(self.cache, Winners) and active().writable is not None:
+            self.cache.drop_oldest(MOST_WINNERS // 2)
 
     def _select(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the configs to try for a launch seen for the first time; none leaves it to upstream."""
