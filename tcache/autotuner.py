@@ -21,6 +21,7 @@ from tcache.explain import explain_config
 from tcache.keys.bucket import make_bucket
 from tcache.keys.config import config_key
 from tcache.lookup import Lookup, current_gpu, kernel_of, lookup, named_arguments
+from tcache.prebaked import prebaked
 from tcache.tuning import tune
 
 if TYPE_CHECKING:
@@ -90,12 +91,41 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
                 if configs:
                     self.cache[key] = configs[-1]
         launcher = self._launcher or self._new_launcher()
-        if warmup or not launcher.ready(args, kwargs):
+        if warmup:
+            return super().run(*args, **launch)
+        kernel = self._from_bundle(
+            launcher, args, kwargs, grid, self.cache.get(key) if len(self.configs) > 1 else self.configs[0]
+        )
+        if kernel is not None:
+            return kernel
+        if not launcher.ready(args, kwargs):
             return super().run(*args, **launch)
         with captured(launcher.function) as seen:
             kernel = super().run(*args, **launch)
         if seen.bound is not None:
             launcher.learn(self, args, kwargs, self.best_config, seen.bound, kernel)
+        return kernel
+
+    def _from_bundle(
+        self, launcher: Launcher, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any, config: Any
+    ) -> Any:
+        """Launch a packed kernel that the bundles' index knows; None where Triton's own way must be taken."""
+        function = launcher.function
+        if config is None or function is None:
+            return None
+        inner = {**kwargs, **config.all_kwargs()}
+        packed = prebaked() if config.pre_hook is None else None
+        if packed is None or grid is None or len(inner) != len(kwargs) + len(config.all_kwargs()):
+            return None
+        for name, heuristic in launcher.heuristics:  # as Heuristics.run does
+            named = {**dict(zip(function.arg_names, args, strict=False)), "grid": grid, "warmup": False, **inner}
+            inner[name] = heuristic(named)
+        done = packed.launch(function, args, inner, grid)
+        if done is None:
+            return None
+        kernel, bound, depends = done
+        self.best_config, self.nargs = config, None
+        launcher.learn(self, args, kwargs, config, bound, kernel, depends)
         return kernel
 
     def _new_launcher(self) -> Launcher:

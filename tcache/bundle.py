@@ -56,6 +56,7 @@ class Environment:
         libc: such as ``glibc 2.36``: what the native helpers were built against.
         variables: environment variables that are part of Triton's keys.
         ptxas: ``ptxas --version``'s release line, None where no CUDA target is packed. For the reader's eye.
+        distribution: digest of the installed Triton, see :mod:`tcache._triton.distribution`; empty where unknown.
     """
 
     triton: str
@@ -64,12 +65,17 @@ class Environment:
     libc: str
     variables: dict[str, str] = field(default_factory=dict)
     ptxas: str | None = None
+    distribution: str = ""
 
     @classmethod
-    def current(cls, triton: str, variables: dict[str, str], ptxas: str | None = None) -> Environment:
+    def current(
+        cls, triton: str, variables: dict[str, str], ptxas: str | None = None, distribution: str = ""
+    ) -> Environment:
         """Gather the facts of this process."""
         libc = " ".join(platform.libc_ver(sys.executable)).strip() or "unknown"
-        return cls(triton, library_tag(), sysconfig.get_platform().replace(".", "_"), libc, variables, ptxas)
+        return cls(
+            triton, library_tag(), sysconfig.get_platform().replace(".", "_"), libc, variables, ptxas, distribution
+        )
 
 
 def library_tag() -> str:

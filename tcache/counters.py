@@ -23,6 +23,7 @@ class Stats:
         tuned: benchmarked here.
         waited: another process was tuning; its result was used.
         misses: refused with a CacheMiss.
+        prebaked: kernels loaded from a bundle through its index, without Triton's key.
     """
 
     hits: int = 0
@@ -33,6 +34,7 @@ class Stats:
     tuned: int = 0
     waited: int = 0
     misses: int = 0
+    prebaked: int = 0
 
 
 _stats = Stats()

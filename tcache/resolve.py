@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tcache._triton.driver import stub
 from tcache._triton.kernels import through_decorators
 from tcache._triton.probe import Compilation, compilation_of
+from tcache._triton.specialize import Specialized, specialize
 from tcache.decide import Best
 from tcache.errors import ManifestError, TcacheError
 from tcache.explain import facts_of
@@ -44,6 +45,7 @@ class Resolved:
         where: ``file:line:column`` of the manifest case.
         ref: the manifest's ref.
         space: identity of the autotuner's config space now.
+        direct: whether tcache specializes the launch as Triton does, so that the entry may be found without Triton.
     """
 
     gpu: GPU
@@ -56,6 +58,7 @@ class Resolved:
     where: str
     ref: str
     space: str | None = None
+    direct: bool = False
 
     @property
     def entry(self) -> str:
@@ -150,7 +153,10 @@ def _resolve_launch(
             compilation = compilation_of(function, launch.args, kwargs)
             kernel = f"{function.fn.__module__}:{function.fn.__qualname__}"
             key = config_key(config) if config is not None else None
-            done.append(Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref, space))
+            direct = _agrees(compilation, specialize(function, launch.args, kwargs))
+            done.append(
+                Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref, space, direct)
+            )
     except TcacheError:
         raise
     except Exception as error:
@@ -158,3 +164,11 @@ def _resolve_launch(
         raise ManifestError(
             launch.where, f"{launch.ref} cannot be bound: {type(error).__name__}: {text}", "check the case's arguments"
         ) from error
+
+
+def _agrees(compilation: Compilation, made: Specialized | None) -> bool:
+    """Return whether tcache's own specialization of a launch is what Triton's binder made of it."""
+    if made is None:
+        return False
+    theirs = facts_of(compilation)
+    return all(theirs[name] == value for name, value in made.facts().items())

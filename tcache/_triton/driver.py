@@ -14,7 +14,7 @@ from tcache.errors import TcacheError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["StubDriver", "current_properties", "current_target", "stub"]
+__all__ = ["StubDriver", "current_device", "current_properties", "current_target", "stub"]
 
 _devices: dict[tuple[str, int | str, int], int] = {}
 
@@ -104,6 +104,11 @@ def stub(
         yield current
     finally:
         _driver._active = previous
+
+
+def current_device() -> int:
+    """Return the active driver's current device."""
+    return int(_driver.active.get_current_device())
 
 
 def current_target() -> tuple[str, int | str, int]:

@@ -115,9 +115,18 @@ _MISSING = object()
 
 
 def functions(
-    shape: Shape, table: dict[Any, Any], watched: Any, tuner: Any, function: Any
+    shape: Shape, table: dict[Any, Any], watched: Any, tuner: Any, function: Any, depends: list[Any]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return ``launch(tuner, args, kwargs, grid)`` and ``key_of(args, kwargs, bound)`` for one shape."""
+    """Return ``launch(tuner, args, kwargs, grid)`` and ``key_of(args, kwargs, bound)`` for one shape.
+
+    Args:
+        shape: what the code depends on.
+        table: key -> what was learnt.
+        watched: see :class:`tcache._triton.launcher.Launcher`.
+        tuner: the autotuner.
+        function: the jit function.
+        depends: ``(namespace, name, value)`` of the globals that the kernel was compiled with.
+    """
     scope = {
         **shape.functions,
         "TABLE": table,
@@ -128,11 +137,11 @@ def functions(
         "get_device": watched.driver.get_current_device, "get_stream": watched.driver.get_current_stream,
         "FUNCTION": function, "DEBUG": watched.debug,
         "JIT": JITFunction, "RUN": watched.run,
-        "GLOBALS": function.used_global_vals, "MISSING": _MISSING,
+        "GLOBALS": depends, "MISSING": _MISSING,
         "CONFIGS": tuner.configs, "COUNT": len(tuner.configs), "FIRST": tuner.configs[0], "WINNERS": tuner.cache,
         "VARIABLES": getattr(os.environ, "_data", None), "VARIABLES_WERE": watched.variables,
     }  # fmt: skip
-    exec(text(shape, watched.variables, bool(function.used_global_vals)), scope)  # noqa: S102 - see this module's head
+    exec(text(shape, watched.variables, bool(depends)), scope)  # noqa: S102 - see this module's head
     return scope["launch"], scope["key_of"]
 
 
@@ -152,7 +161,7 @@ def text(shape: Shape, variables: dict[str, str | None], has_globals: bool) -> s
     lines.append(f"    kernel, run, function, packed, config, {f'({opened},)' if rest else 'nothing'} = found")
     if has_globals:
         lines += [
-            "    for (name, _), (value, space) in GLOBALS.items():",
+            "    for space, name, value in GLOBALS:",
             "        if space.get(name, MISSING) != value:",
             "            return None",
         ]

@@ -83,10 +83,10 @@ class Launcher:
 
     def __init__(self, tuner: Any, buckets: Mapping[str, Callable[[Any], Any]]) -> None:
         self._buckets = dict(buckets)
-        self._heuristics: list[tuple[str, Callable[..., Any]]] = []
+        self.heuristics: list[tuple[str, Callable[..., Any]]] = []
         function = tuner.fn
         while type(function) is Heuristics:
-            self._heuristics += function.values.items()
+            self.heuristics += function.values.items()
             function = function.fn
         self.function = function if type(function) is JITFunction else None
         self._watched: _Watched | None = None
@@ -115,9 +115,16 @@ class Launcher:
         return _kinds(args, kwargs) not in self._refused
 
     def learn(
-        self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], config: Any, bound: dict[str, Any], kernel: Any
+        self,
+        tuner: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        config: Any,
+        bound: dict[str, Any],
+        kernel: Any,
+        depends: list[tuple[dict[str, Any], str, Any]] | None = None,
     ) -> bool:
-        """Remember a launch that upstream's path has just made.
+        """Remember a launch that has just been made.
 
         Args:
             tuner: the autotuner.
@@ -125,6 +132,7 @@ class Launcher:
             config: the config it used.
             bound: the jit function's arguments by name, as they were bound: meta-parameters and heuristics included.
             kernel: the ``CompiledKernel`` launched.
+            depends: ``(namespace, name, value)`` of the globals it was compiled with; None asks upstream's own list.
 
         Returns:
             Whether it could be remembered.
@@ -141,29 +149,32 @@ class Launcher:
         kinds = _kinds(args, kwargs)
         made = self._entries.get(kinds)
         if made is None:
-            shape = Shape.of(function, tuner.keys, self._buckets, self._heuristics, args, kwargs)
+            shape = Shape.of(function, tuner.keys, self._buckets, self.heuristics, args, kwargs)
             if shape is None or len(self._entries) >= MOST_KINDS:
                 if len(self._refused) < MOST_KINDS:
                     self._refused.add(kinds)
                 return False
             table: dict[Any, Any] = {}
-            launch, key_of = functions(shape, table, watched, tuner, function)
+            if depends is None:
+                depends = [(space, name, value) for (name, _), (value, space) in function.used_global_vals.items()]
+            launch, key_of = functions(shape, table, watched, tuner, function, depends)
             made = self._entries[kinds] = (key_of, table)
             self.variants[kinds] = launch
         key_of, table = made
+        function.device_caches[watched.driver.get_current_device()]  # made anew after somebody cleared it: see _guards
         try:
             key, inner = key_of(args, kwargs, bound)
             hash((key, inner))
         except (TypeError, KeyError):
             return False
-        given = {*function.arg_names[: len(args)], *kwargs, *(name for name, _ in self._heuristics)}
+        given = {*function.arg_names[: len(args)], *kwargs, *(name for name, _ in self.heuristics)}
         rest = tuple(bound[name] for name in function.arg_names if name not in given)
         meta = config.all_kwargs()
         entry = (kernel, kernel.run, kernel.function, kernel.packed_metadata, config, rest)
         if len(table) >= LARGEST:
             for old in list(table)[: LARGEST // 2]:
                 table.pop(old, None)
-        if self._heuristics:
+        if self.heuristics:
             known = table.get(key)
             inside = known[1] if known is not None and known[0] == meta else {}
             if len(inside) >= LARGEST:

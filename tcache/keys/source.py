@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import enum
 import inspect
 import json
@@ -22,7 +23,7 @@ from tcache.errors import UnsupportedValue
 from tcache.keys._text import encode_value
 from tcache.keys.bucket import bucket_text
 
-__all__ = ["source_identity"]
+__all__ = ["constants_read", "source_identity"]
 
 SCHEMA = 1
 
@@ -42,6 +43,41 @@ def source_identity(function: Any, buckets: dict[str, Any] | None = None) -> str
         fields["buckets"] = {name: bucket_text(spec) for name, spec in buckets.items()}
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return "sha256:" + sha256_bytes(payload.encode())[:32]
+
+
+def constants_read(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return the plain global values that a jit function and the jit functions it calls read.
+
+    Returns:
+        ``(namespace, name, value)`` for each: whether the value is still so decides whether the kernel is. Functions,
+        modules and classes are left out, as upstream leaves them out (``DependenciesFinder`` in
+        ``triton/runtime/jit.py``).
+    """
+    found: list[tuple[dict[str, Any], str, Any]] = []
+    seen: set[int] = set()
+
+    def visit(callable_: Any) -> None:
+        if id(callable_) in seen:
+            return
+        seen.add(id(callable_))
+        python = callable_.fn
+        for path in _loaded_names(ast.parse(str(callable_.src))):
+            value = _resolve(path, python.__globals__)
+            if isinstance(value, JITCallable):
+                visit(value)
+            elif len(path) == 1 and path[0] in python.__globals__ and _is_plain(value):
+                found.append((python.__globals__, path[0], copy.deepcopy(value)))
+
+    visit(function)
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value).__name__ == "constexpr" and hasattr(value, "value"):
+        return True
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _visit(function: Any, seen: dict[int, str], found: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tcache._fs import new_directory, sha256_bytes
 from tcache._triton import native, release
 from tcache._triton.cache import cache_directory
+from tcache._triton.distribution import distribution
 from tcache._triton.probe import key_environment
 from tcache._triton.ptxas import ptxas_release
 from tcache.bundle import SCHEMA, Environment, environment_fields
@@ -121,7 +122,7 @@ def _source_date_epoch() -> int:
 
 def _environment(resolved: list[Resolved]) -> Environment:
     releases = {found for launch in resolved if (found := ptxas_release(launch.gpu.arch)) is not None}
-    return Environment.current(release, key_environment(), ", ".join(sorted(releases)) or None)
+    return Environment.current(release, key_environment(), ", ".join(sorted(releases)) or None, distribution().digest)
 
 
 def _gpus(resolved: list[Resolved]) -> list[dict[str, Any]]:

@@ -141,7 +141,10 @@ def _parsed(shape: str) -> Any:
 def index_text(resolved: Iterable[Resolved]) -> bytes:
     """Return ``index.json``: the launches, and the facts of each entry with what all share said once."""
     resolved = list(resolved)
+    indirect = {launch.entry for launch in resolved if not launch.direct}
     facts = {launch.entry: launch.facts() for launch in distinct(resolved)}
+    for entry, row in facts.items():
+        row["direct"] = entry not in indirect
     options = [row["options"] for row in facts.values()]
     shared = {
         name: value for name, value in options[0].items() if all(other.get(name, _NO) == value for other in options)

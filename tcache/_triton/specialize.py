@@ -1,0 +1,209 @@
+"""What Triton's binder makes of a launch's arguments, computed without it, for the kinds of arguments known here.
+
+Asking Triton's own specializer imports Gluon and its look-up hashes the whole compiler: half a second before the first
+launch of a process. What follows is the same function in Python. That it is the same is shown where it matters: packing
+compares both for every launch and marks those that agree, and only marked entries are found this way.
+
+Source: ``handle_*`` in ``python/src/specialize.cc`` and ``create_function_from_signature`` in
+``triton/runtime/jit.py``, alike in 3.6 to 3.9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from triton import knobs
+from triton._utils import type_canonicalisation_dict
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, CompiledKernel, make_backend
+from triton.runtime.driver import driver as _driver
+
+__all__ = ["Specialized", "compiled", "launch", "specialize", "unusual"]
+
+
+@dataclass(frozen=True)
+class Specialized:
+    """A launch as the compiler sees it.
+
+    Attributes:
+        bound: parameter -> value, defaults and meta-parameters included, in order.
+        signature: parameter -> type, such as ``*bf16``, ``i32`` or ``constexpr``.
+        constants: parameter -> value of those whose type is ``constexpr``.
+        divisible: parameters known to be divisible by 16.
+        options: compile options as the backend completes them.
+    """
+
+    bound: dict[str, Any]
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    divisible: tuple[str, ...]
+    options: dict[str, Any]
+
+    def facts(self) -> dict[str, Any]:
+        """Return this as named JSON values, equal to what :func:`tcache.explain.facts_of` says of Triton's own."""
+        return {
+            "signature": self.signature,
+            "constants": {name: _plain(value) for name, value in self.constants.items()},
+            "attributes": {name: ["tt.divisibility=16"] for name in self.divisible},
+            "options": {
+                name: _plain_option(value) for name, value in sorted(self.options.items()) if name != "extern_libs"
+            },
+        }
+
+
+def specialize(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialized | None:
+    """Bind and specialize a launch for the active driver's target.
+
+    Args:
+        function: the jit function.
+        args, kwargs: what it would be run with: meta-parameters and compile options included, ``grid`` and
+            ``warmup`` not.
+
+    Returns:
+        None for what is not known here: other kinds of arguments, targets other than CUDA, names that do not bind.
+    """
+    target = _driver.active.get_current_target()
+    if target.backend != "cuda" or len(args) > len(function.params):
+        return None
+    given = {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
+    if len(given) != len(args) + len(kwargs):
+        return None
+    bound: dict[str, Any] = {}
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    divisible = []
+    for parameter in function.params:
+        name = parameter.name
+        if name in given:
+            value = given.pop(name)
+        elif parameter.has_default:
+            value = parameter.default
+        else:
+            return None
+        found = _specialized(parameter, value)
+        if found is None:
+            return None
+        bound[name] = value
+        signature[name] = found[0]
+        if found[0] == "constexpr":
+            constants[name] = value
+        elif found[1] == "D":
+            divisible.append(name)
+    options = _options(function, given, target)
+    return None if options is None else Specialized(bound, signature, constants, tuple(divisible), options)
+
+
+def _specialized(parameter: Any, value: Any) -> tuple[str, Any] | None:
+    if parameter.is_constexpr:
+        return ("constexpr", value) if _is_constant(value) else None
+    found = _kind(
+        value,
+        const=parameter.is_const,
+        specialize=not parameter.do_not_specialize,
+        align=not parameter.do_not_specialize_on_alignment,
+    )
+    annotated = parameter.annotation_type
+    if found is None or not annotated:
+        return found
+    if annotated == "u1" or annotated[:2] in ("fp", "bf"):
+        return annotated, None
+    return annotated, found[1]
+
+
+def _kind(value: Any, *, const: bool, specialize: bool, align: bool) -> tuple[str, Any] | None:
+    kind = type(value)
+    if kind is int:
+        if specialize and value == 1:
+            return "constexpr", 1
+        width = _width(value)
+        return None if width is None else (width, _divisible(value, align=align) if specialize else None)
+    if kind is bool:
+        return "u1", None
+    if kind is float:
+        return "fp32", None
+    if value is None:
+        return "constexpr", None
+    dtype, address = getattr(value, "dtype", None), getattr(value, "data_ptr", None)
+    if dtype is None or address is None or hasattr(value, "tma_desc_cpu_ptr") or hasattr(value, "base"):
+        return None
+    element = type_canonicalisation_dict.get(str(dtype).rpartition(".")[2])
+    if element is None:
+        return None
+    return f"*{'k' if const else ''}{element}", _divisible(address(), align=align) if specialize else None
+
+
+def _divisible(value: int, *, align: bool) -> str:
+    return "D" if align and value % 16 == 0 else ""
+
+
+def _width(value: int) -> str | None:
+    if -(2**31) <= value < 2**31:
+        return "i32"
+    if -(2**63) <= value < 2**63:
+        return "i64"
+    return "u64" if 0 <= value < 2**64 else None
+
+
+def _is_constant(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _options(function: Any, given: dict[str, Any], target: GPUTarget) -> dict[str, Any] | None:
+    asked = {**given, "debug": given.get("debug", function.debug) or knobs.runtime.debug}
+    asked["instrumentation_mode"] = knobs.compilation.instrumentation_mode
+    if hasattr(type(knobs.compilation), "fpsan_homomorphic_casts"):
+        asked["fpsan_homomorphic_casts"] = knobs.compilation.fpsan_homomorphic_casts
+    options: dict[str, Any] = make_backend(target).parse_options(asked).__dict__
+    return dict(options) if all(name in options for name in given) else None
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _plain_option(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return [_plain_option(item) for item in value] if isinstance(value, (tuple, list)) else str(value)
+
+
+def unusual() -> str | None:
+    """Return what is set that a launch around ``triton.compile`` would not honour, None when nothing is."""
+    for name in ("always_compile", "override", "dump_ir", "use_ir_loc", "listener"):
+        if getattr(knobs.compilation, name, None):
+            return f"knobs.compilation.{name} is set"
+    for name in ("jit_cache_hook", "jit_post_compile_hook", "add_stages_inspection_hook"):
+        if getattr(knobs.runtime, name, None) is not None:
+            return f"knobs.runtime.{name} is set"
+    return None
+
+
+def compiled(function: Any, made: Specialized, files: dict[str, str], key: str) -> Any:
+    """Return Triton's own ``CompiledKernel`` of an entry's files.
+
+    Args:
+        function: the jit function.
+        made: the launch it serves.
+        files: file name in the entry -> path.
+        key: SHA-256, in hexadecimal, that Triton knows the entry by.
+    """
+    place = {name: number for number, name in enumerate(function.arg_names)}
+    backend = make_backend(_driver.active.get_current_target())
+    attributes = {(place[name],): backend.parse_attr("D") for name in made.divisible}
+    constants = {(place[name],): value for name, value in made.constants.items()}
+    return CompiledKernel(ASTSource(function, dict(made.signature), constants, attributes), files, key)
+
+
+def launch(kernel: Any, made: Specialized, grid: Any) -> None:
+    """Launch a compiled kernel with bound arguments. Source: the second half of ``JITFunction.run``."""
+    device = _driver.active.get_current_device()
+    stream = _driver.active.get_current_stream(device)
+    if callable(grid):
+        grid = grid(made.bound)
+    first, second, third = (*grid, 1, 1)[:3] if len(grid) < 3 else grid[:3]
+    metadata = kernel.launch_metadata(grid, stream, *made.bound.values())
+    kernel.run(
+        first, second, third, stream, kernel.function, kernel.packed_metadata, metadata,
+        knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *made.bound.values(),
+    )  # fmt: skip

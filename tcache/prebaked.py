@@ -1,0 +1,174 @@
+"""The cold path: from a launch to its packed kernel without Triton's key, Gluon or ``ptxas``.
+
+A bundle's index says for every launch what it was specialized to. A launch of the same kernel source, specialized here
+by the same rules, is the same launch; so its entry is known without computing the name Triton would give it. Only
+rows for which packing found both computations equal are used. Whatever does not fit goes Triton's way, through the
+overlay, which finds the entry by name or says why it is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tcache._triton.distribution import distribution
+from tcache._triton.driver import current_device, current_target
+from tcache._triton.probe import key_environment
+from tcache._triton.specialize import compiled, launch, specialize, unusual
+from tcache.active import Active, active
+from tcache.bundle import Rejected
+from tcache.counters import count
+from tcache.errors import BundleError
+from tcache.keys.source import constants_read, source_identity
+
+if TYPE_CHECKING:
+    from tcache._triton.specialize import Specialized
+    from tcache.bundle import Bundle
+
+__all__ = ["Prebaked", "digest_of", "prebaked"]
+
+
+def digest_of(facts: dict[str, Any], target: str) -> str:
+    """Return the text a launch is looked up by: its target and specialization as canonical JSON."""
+    named = {name: facts[name] for name in ("signature", "constants", "attributes", "options")}
+    return json.dumps([target, named], sort_keys=True, separators=(",", ":"))
+
+
+class Prebaked:
+    """The packed kernels of the active bundles.
+
+    Args:
+        settings: the settings in force.
+    """
+
+    def __init__(self, settings: Active) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._rows: dict[tuple[str, str], dict[str, tuple[Bundle, str]]] = {}
+        self._indexes: list[tuple[Bundle, dict[str, list[tuple[str, dict[str, Any]]]]]] | None = None
+        self._kernels: dict[tuple[int, int, str], Any] = {}
+        self._globals: dict[int, tuple[Any, list[tuple[dict[str, Any], str, Any]]]] = {}
+        self._variables: dict[str, str] | None = None
+
+    def launch(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any
+    ) -> tuple[Any, dict[str, Any], list[tuple[dict[str, Any], str, Any]]] | None:
+        """Launch a packed kernel.
+
+        Args:
+            function: the jit function.
+            args, kwargs: what it would be run with, meta-parameters and options included.
+            grid: the launch grid.
+
+        Returns:
+            The ``CompiledKernel``, its arguments by name, and the globals it depends on; None where Triton's own way
+            must be taken.
+
+        Raises:
+            RuntimeError: a global that the kernel reads has changed since its first launch, as upstream raises it.
+        """
+        if self._indexes == [] or function.pre_run_hooks or unusual() is not None:
+            return None
+        made = specialize(function, args, kwargs)
+        if made is None:
+            return None
+        kernel = self._kernel(function, made)
+        if kernel is None:
+            return None
+        depends = self._globals[id(function)][1]
+        for space, name, value in depends:
+            now = space.get(name, _MISSING)
+            if now is not value and now != value:
+                raise RuntimeError(
+                    f"Global variable {name} has changed since we compiled this kernel, from {value} to {now}"
+                )
+        launch(kernel, made, grid)
+        return kernel, made.bound, depends
+
+    def _kernel(self, function: Any, made: Specialized) -> Any:
+        target = ":".join(map(str, current_target()))
+        wanted = digest_of(made.facts(), target)
+        place = (id(function), current_device(), wanted)
+        known = self._kernels.get(place)
+        if known is not None:
+            return known
+        found = self._find(function, source_identity(function), wanted)
+        if found is None:
+            return None
+        bundle, entry = found
+        files = bundle.entry_files(entry)
+        if files is None or isinstance(files, Rejected):
+            return None  # the overlay says what is wrong with it
+        key = base64.b32decode(entry + "=" * (-len(entry) % 8)).hex()
+        kernel = compiled(function, made, {name: str(path) for name, path in files.items()}, key)
+        with self._lock:
+            if len(self._kernels) >= _LARGEST:
+                self._kernels.clear()
+            self._kernels[place] = kernel
+            self._globals.setdefault(id(function), (function, constants_read(function)))
+        count("prebaked")
+        return kernel
+
+    def _find(self, function: Any, source: str, wanted: str) -> tuple[Bundle, str] | None:
+        name = function.fn.__qualname__
+        rows = self._rows.get((name, source))
+        if rows is None:
+            rows = {}
+            for bundle, by_name in self._usable():
+                for entry, row in by_name.get(name, ()):
+                    if row["source"] == source:
+                        rows.setdefault(digest_of(row, row["target"]), (bundle, entry))
+            self._rows[name, source] = rows
+        if self._variables != key_environment():
+            return None
+        return rows.get(wanted)
+
+    def _usable(self) -> list[tuple[Bundle, dict[str, list[tuple[str, dict[str, Any]]]]]]:
+        """Return the bundles made with this very Triton, their direct rows by kernel name."""
+        with self._lock:
+            if self._indexes is None:
+                here = distribution()
+                self._variables = key_environment()
+                self._indexes = []
+                for bundle in self._settings.bundles:
+                    packed = bundle.environment.distribution
+                    problem = here.problem
+                    if problem is None and packed and packed != here.digest:
+                        problem = "packed with another build of this Triton release"
+                    if problem is not None:
+                        self._settings.notice(f"tcache: {bundle.root}: first launches take Triton's way: {problem}")
+                    elif packed:
+                        self._indexes.append((bundle, _by_name(bundle)))
+        return self._indexes
+
+
+def _by_name(bundle: Bundle) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    try:
+        facts = bundle.index().facts
+    except BundleError:
+        return {}  # the overlay works without it
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for entry, row in facts.items():
+        if row.get("direct") is True:
+            found.setdefault(str(row["kernel"]).rpartition(":")[2], []).append((entry, row))
+    return found
+
+
+_LARGEST = 4096
+_MISSING = object()
+
+
+_current: tuple[Active, Prebaked] | None = None
+
+
+def prebaked() -> Prebaked | None:
+    """Return the packed kernels of the settings in force; None without bundles."""
+    global _current  # noqa: PLW0603 - one for each settings object
+    settings = active()
+    if not settings.bundles:
+        return None
+    if _current is None or _current[0] is not settings:
+        _current = settings, Prebaked(settings)
+    return _current[1]
