@@ -61,7 +61,7 @@ def adopt(what: Any) -> list[str]:
 
 def _take(kernel: Any) -> str | None:
     """Make an autotuner one of tcache's; return the reason if that cannot be."""
-    kind = type(kernel)
+    kind: Any = type(kernel)
     if type(kernel.cache) is not dict:
         return f"{kind.__module__}.{kind.__qualname__} keeps its winners in a cache of its own"
     try:
@@ -73,7 +73,7 @@ def _take(kernel: Any) -> str | None:
 
 
 @functools.cache
-def _served(kind: type) -> type:
+def _served(kind: Any) -> Any:
     """Return the class that puts a store before an autotuner of class ``kind``."""
     if kind is UpstreamAutotuner:
         return Autotuner
