@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.kernels import Autotuner as UpstreamAutotuner
-from tcache._triton.kernels import Heuristics
+from tcache._triton.kernels import JITFunction, KernelInterface
 from tcache.autotuner import Autotuner
 from tcache.errors import KernelError
 
@@ -100,12 +100,12 @@ def _candidates(what: Any) -> Iterator[Any]:
 
 
 def _unwrapped(value: Any) -> Iterator[Any]:
-    """Yield the autotuner a value is, or has below heuristics.
+    """Yield the autotuner a value is, or has below heuristics or a library's own wrapper.
 
     By ``type`` and not by ``isinstance``, which asks the value: lazy objects in modules would load or warn.
     """
-    while issubclass(type(value), Heuristics):
-        value = value.fn
+    while issubclass(type(value), KernelInterface) and not issubclass(type(value), (UpstreamAutotuner, JITFunction)):
+        value = getattr(value, "fn", None)
     if issubclass(type(value), UpstreamAutotuner):
         yield value
 

@@ -89,9 +89,9 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
             return list(self.prune_configs(launch)[:1])  # nothing to measure: kernels run as Python
         settings = active()
         gpu = current_gpu()
-        by_key = {config_key(config): config for config in self.configs}
         kernel = kernel_of(self)
         try:
+            by_key = {config_key(config): config for config in self.configs}
             found = lookup(self, args, launch, gpu, settings.stores, retune=settings.retune, since=settings.since)
         except UnsupportedValue as error:
             action = self._untuned(settings)

@@ -28,9 +28,11 @@ def other(x_ptr, n, BLOCK: tl.constexpr):
 
 @pytest.fixture(autouse=True)
 def clean_other(gpu):  # noqa: F811 - before the null driver goes, as its own kernels do
-    other.device_caches.clear()
+    for kernel in (other, with_odd):
+        kernel.device_caches.clear()
     yield
-    other.device_caches.clear()
+    for kernel in (other, with_odd):
+        kernel.device_caches.clear()
     gc.collect()
 
 
@@ -215,6 +217,25 @@ def test_a_librarys_own_subclass_is_served_and_stays_in_place(tmp_path):
     assert type(of_class(OwnTuner, Bench())) is OwnTuner
 
 
+class Entry(triton.runtime.jit.KernelInterface):
+    """A library's own wrapper around an autotuner."""
+
+    def __init__(self, fn):
+        self.fn = fn
+
+    def run(self, *args, **kwargs):
+        return self.fn.run(*args, **kwargs)
+
+
+def test_an_autotuner_below_a_librarys_wrapper_is_found(tmp_path):
+    activate(store=tmp_path, mode="tune")
+    bench = Bench()
+    wrapped = Entry(triton.heuristics({})(triton.autotune(CONFIGS, key=["n"], do_bench=bench)(other)))
+    assert tcache.adopt(module_of("wrapping_library", kernel=wrapped, plain=Entry(other))) == [f"{__name__}:other"]
+    assert launch(wrapped) == 32
+    assert type(wrapped.fn.fn) is sys.modules["tcache.autotuner"].Autotuner
+
+
 def test_a_subclass_that_overrules_the_store_is_named(tmp_path, caplog):
     activate(store=tmp_path, mode="tune")
     kernel = of_class(WilfulTuner, Bench())
@@ -234,21 +255,34 @@ def test_a_subclass_with_a_cache_of_its_own_is_left_alone(tmp_path, caplog):
     assert type(kernel) is HoardingTuner
 
 
-def test_a_key_value_without_text(tmp_path):
+@triton.jit
+def with_odd(x_ptr, n, BLOCK: tl.constexpr, ODD: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(x_ptr + o, o.to(tl.float32) * 3, mask=o < n)
+
+
+def decorated_with(what, bench, on_untuned):
+    if what == "key":  # a tensor
+        return tcache.autotune(CONFIGS, key=["x_ptr"], do_bench=bench, on_untuned=on_untuned)(other)
+    configs = [triton.Config({"BLOCK": block, "ODD": lambda: 0}, num_warps=1) for block in (16, 32, 64)]
+    return tcache.autotune(configs, key=["n"], do_bench=bench, on_untuned=on_untuned)(with_odd)
+
+
+@pytest.mark.parametrize("what", ["key", "config"])
+def test_what_has_no_text(tmp_path, what):
     """Such a shape has no place in a store: tuned in memory where tuning is allowed, and nowhere else."""
-    odd = tcache.autotune(CONFIGS, key=["x_ptr"], do_bench=Bench())
-    kernel = odd(other)
     activate(store=tmp_path, mode="tune")
+    kernel = decorated_with(what, Bench(), None)
     assert launch(kernel) == 32
     assert len(kernel._do_bench.asked) == 3
     for mode, on_untuned in (("lookup", None), ("tune", "nearest"), ("tune", "default")):
         activate(store=tmp_path, mode=mode)
-        kernel = tcache.autotune(CONFIGS, key=["x_ptr"], do_bench=Bench(), on_untuned=on_untuned)(other)
+        kernel = decorated_with(what, Bench(), on_untuned)
         assert launch(kernel) == 16
         assert kernel._do_bench.asked == []
     for mode, on_untuned in (("frozen", None), ("tune", "error")):
         activate(store=tmp_path, mode=mode)
-        kernel = tcache.autotune(CONFIGS, key=["x_ptr"], do_bench=Bench(), on_untuned=on_untuned)(other)
+        kernel = decorated_with(what, Bench(), on_untuned)
         with pytest.raises(UnsupportedValue, match="cannot be part of a persistent key"):
             launch(kernel)
     assert not list(tmp_path.glob("*/*.json"))
