@@ -57,18 +57,19 @@ before = upstream()
 names = tcache.adopt("fla") + tcache.adopt("liger_kernel")
 after = upstream()
 fused = l2norm.l2norm_fwd_kernel
-kernels = [fused, l2norm.l2norm_bwd_kernel, layernorm.layer_norm_fwd_kernel, layernorm.layer_norm_bwd_kernel]
+kernels = [fused, l2norm.l2norm_bwd_kernel, layernorm.layer_norm_fwd_kernel]
 kernels = [tuner if isinstance(tuner, triton.runtime.autotuner.Autotuner) else tuner.fn for tuner in kernels]
 kernels += [dyt._dyt_fwd_kernel, mlp._swiglu_kernel_forward]
 for tuner in kernels:
     tuner._do_bench = bench
-mlp._swiglu_kernel_forward.configs = mlp._swiglu_kernel_forward.configs[:2]  # 32 take the compiler a minute
+for tuner in [*kernels[:2], mlp._swiglu_kernel_forward]:
+    tuner.configs = tuner.configs[:2]  # 25 to 32 take the compiler a minute
 
 width = int(sys.argv[1])
 x = torch.zeros(4, 64, width, dtype=torch.bfloat16, requires_grad=True)
 l2norm.l2norm(x).sum().backward()
-weight, bias = (torch.zeros(width, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
-layernorm.layer_norm(x, weight, bias).sum().backward()
+weight, bias = (torch.zeros(width, dtype=torch.bfloat16) for _ in range(2))
+layernorm.layer_norm(x.detach(), weight, bias)
 row = torch.zeros(width)
 dyt.liger_dyt_fwd(torch.zeros(8, width), torch.zeros(1), row, row)
 up = torch.zeros(256, width, dtype=torch.bfloat16)
@@ -113,11 +114,11 @@ def test_tune_restart_zero_tuning(process):
     assert first["own_class"]  # fla's subclass of Autotuner stays in place
     assert first["upstream"]
     assert first["fresh"]
-    assert first["stats"] == {"tuned": 6}
-    assert first["benchmarks"] > 40
+    assert first["stats"] == {"tuned": 5}
+    assert first["benchmarks"] > 30
     assert first["handed_on"]
     second = process(seed="2")
-    assert second["stats"] == {"hits": 6}
+    assert second["stats"] == {"hits": 5}
     assert second["benchmarks"] == 0
     assert second["best"] == first["best"]
     assert second["upstream"]
