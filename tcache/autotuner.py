@@ -73,25 +73,36 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
                         del self.cache[key]
                 if configs:
                     self.cache[key] = configs[-1]
+                    result = super().run(*args, **kwargs)
+                    if self.best_config is not configs[-1]:  # an adopted subclass with a will of its own
+                        kind = f"{type(self).__module__}.{type(self).__name__}"
+                        active().notice(f"tcache: {kind} overrules the store for {kernel_of(self).ref}")
+                    return result
         return super().run(*args, **kwargs)
 
     def _select(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the configs to try for a launch seen for the first time; none leaves it to upstream."""
         launch = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
         self.nargs = dict(zip(self.arg_names, args, strict=False))
+        self._shape = None
         if interpreting():
             return list(self.prune_configs(launch)[:1])  # nothing to measure: kernels run as Python
         settings = active()
         gpu = current_gpu()
-        by_key = {config_key(config): config for config in self.configs}
         kernel = kernel_of(self)
         try:
+            by_key = {config_key(config): config for config in self.configs}
             found = lookup(self, args, launch, gpu, settings.stores, retune=settings.retune, since=settings.since)
         except UnsupportedValue as error:
-            if settings.mode == "frozen":
+            action = self._untuned(settings)
+            if action == "error":
                 raise
-            settings.notice(f"tcache: {kernel.ref} is tuned in memory only: {error.message}")
-            return []
+            if action == "tune":
+                settings.notice(f"tcache: {kernel.ref} is tuned in memory only: {error.message}")
+                return []
+            count("default")
+            settings.notice(f"tcache: {kernel.ref} uses the first config: {error.message}")
+            return list(self.prune_configs(launch)[:1])
         self._shape = found.shape
         if isinstance(found.verdict, Best):
             count("hits")
