@@ -77,21 +77,6 @@ def delta_rule() -> Operator:
     )
 
 
-def gated_delta_rule() -> Operator:
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-    from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
-    from torch.nn import functional
-
-    def change(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
-        return q, functional.normalize(k, dim=-1), v, functional.logsigmoid(g), beta.sigmoid()
-
-    return (
-        tensors(4, "float16", *[(B, T, H, D)] * 3, *[(B, T, H)] * 2, change=change),
-        lambda q, k, v, g, beta: chunk_gated_delta_rule(q, k, v, g, beta)[0],
-        lambda q, k, v, g, beta: naive_recurrent_gated_delta_rule(q, k, v, beta, g)[0],
-    )
-
-
 def rms_norm_gated() -> Operator:
     from fla.modules.norm.fused_norm_gate import rms_norm_gated as fused
     from torch.nn import functional
@@ -162,6 +147,6 @@ def moe() -> Operator:
 
 
 OPERATORS = {
-    "fla": [gla, delta_rule, gated_delta_rule, rms_norm_gated, layer_norm],
+    "fla": [gla, delta_rule, rms_norm_gated, layer_norm],
     "liger_kernel": [dyt, mlp, moe],
 }
