@@ -78,7 +78,13 @@ def absent(x_ptr, n, BLOCK: tl.constexpr):
         tl.store(x_ptr, n)
 
 
-KERNELS = [fill, copy, staged, asserting, broken, absent]
+@triton.jit
+def labelled(x_ptr, n, LABEL: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(x_ptr + o, o.to(tl.float32), mask=o < n)
+
+
+KERNELS = [fill, copy, staged, asserting, broken, absent, labelled]
 
 
 class Driver(null_driver.NullDriver):

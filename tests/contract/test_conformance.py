@@ -14,8 +14,11 @@ import pytest
 import torch
 import triton
 
+from tcache.active import activate
+from tcache.errors import UnsupportedValue
+
 sys.path.insert(0, str(Path(__file__).parent))
-from recording import BLOCKS, QUANTILES, TIMES, X, configs, copy, fill, launched, simple, stage_of, staged
+from recording import BLOCKS, QUANTILES, TIMES, X, configs, copy, fill, labelled, launched, simple, stage_of, staged
 
 # arguments
 
@@ -127,6 +130,31 @@ def test_launch_options_of_the_caller_meet_the_winner_as_upstream(both):
     assert launched(found) == [16, 32, 64]  # the config's own num_warps while benchmarking
     assert found[-1][1] is TypeError
     assert "multiple values for keyword argument 'num_warps'" in found[-1][2]
+
+
+@pytest.mark.parametrize("label", [triton.language.float16, fill, ("a", 1), 1.5, None, frozenset({1})])
+def test_meta_parameters_of_any_kind(both, label):
+    def scenario(stage):
+        given = [triton.Config({"BLOCK": block, "LABEL": label}, num_warps=1) for block in BLOCKS]
+        stage.launch(simple(stage, labelled, given), X, 16)
+
+    found = both.same(scenario)
+    assert launched(found) == [16, 32, 64, 32]
+    with stage_of(both.decorate, both.store) as stage:  # what has no text of its own cannot be stored: as upstream
+        scenario(stage)
+        assert launched(stage.events) == ([16, 32, 64, 32] if isinstance(label, frozenset) else [32])
+
+
+@pytest.mark.parametrize("mode", ["tune", "lookup", "frozen"])
+def test_a_key_without_a_text_in_every_mode(both, mode):
+    with stage_of(both.decorate, both.store) as stage:
+        activate(store=both.store, mode=mode)
+        kernel = stage.autotune(configs=configs(), key=["x_ptr"], do_bench=stage.bench)(fill)
+        stage.launch(kernel, X, 16)  # the tensor itself, which upstream allows
+    if mode == "frozen":
+        assert stage.events[0][1] is UnsupportedValue
+    else:
+        assert launched(stage.events) == ([16, 32, 64, 32] if mode == "tune" else [16])
 
 
 # benchmarks

@@ -41,6 +41,46 @@ def test_what_an_upstream_autotuner_has(both):
     assert type(found).__name__ == "Autotuner"
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_winner_is_the_object_that_was_given(both, stored):
+    given = configs()
+    for _ in range(1 + stored):
+        with stage_of(both.decorate, both.store) as stage:
+            kernel = simple(stage, given=given)
+            kernel[(1,)](X, 16)
+    assert len(launched(stage.events)) == (1 if stored else 4)
+    assert kernel.best_config is given[1]
+    assert all(any(config is each for each in given) for config in kernel.configs_timings)
+
+
+def test_what_people_do_to_an_autotuner(both):
+    def scenario(stage):
+        kernel = simple(stage)
+        kernel.run(X, 16, grid=(1,), warmup=False)
+        kernel.cache[(17, "torch.float32")] = kernel.configs[2]  # a winner of one's own
+        stage.launch(kernel, X, 17)
+        kernel.fn[(1,)](X, 16, BLOCK=16)  # without tuning
+        kernel.configs = kernel.configs[:1]  # one config from now on
+        stage.launch(kernel, X, 16)
+        stage.launch(kernel, X, 18)
+
+    assert launched(both.same(scenario)) == [16, 32, 64, 32, 64, 16, 16, 16]
+
+
+def test_a_cleared_cache_is_filled_from_the_store(both):
+    def scenario(stage):
+        kernel = simple(stage)
+        stage.launch(kernel, X, 16)
+        kernel.cache.clear()
+        stage.launch(kernel, X, 16)
+
+    upstream, found = both.apart(scenario)
+    # upstream tunes again; tcache does not benchmark what the store knows
+    assert launched(upstream) == [16, 32, 64, 32] * 2
+    assert launched(found) == [16, 32, 64, 32, 32]
+    assert upstream[-1] == found[-1]
+
+
 def test_cache_results_is_the_stores_business(both, monkeypatch):
     """Upstream's records know no GPU name: tcache neither reads nor writes them, whoever asks for them."""
     monkeypatch.setenv("TRITON_CACHE_AUTOTUNING", "1")
