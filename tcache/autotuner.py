@@ -116,10 +116,11 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
         if action == "error":
             raise self._miss(found, gpu.name, settings)
         what = f"tcache: {kernel.ref} [{found.shape}] has no winner on {gpu.name} ({found.verdict.reason})"
-        if action == "nearest" and found.near:
+        near = [(shape, found.configs[key]) for shape, key in found.near if found.configs[key] in pruned]
+        if action == "nearest" and near:
             count("nearest")
-            settings.notice(f"{what}: uses [{found.near[0][0]}]'s config")
-            return [*dict.fromkeys(found.configs[key] for _, key in found.near), pruned[0]]
+            settings.notice(f"{what}: uses [{near[0][0]}]'s config")
+            return [*dict.fromkeys(config for _, config in near), pruned[0]]
         count("default")
         settings.notice(f"{what}: uses the first config")
         return pruned[:1]

@@ -135,9 +135,10 @@ def _resolve_launch(
         pruned = autotuner.prune_configs(kwargs)
         if len(pruned) == 1:  # nothing to choose, so nothing to tune
             return list(pruned)
-        if untuned == "nearest" and found.near:
-            notice = f"untuned: config of [{found.near[0][0]}]"
-            return [found.configs[found.near[0][1]]]
+        near = [(other, found.configs[key]) for other, key in found.near if found.configs[key] in pruned]
+        if untuned == "nearest" and near:
+            notice = f"untuned: config of [{near[0][0]}]"
+            return [near[0][1]]
         if untuned in ("nearest", "default"):
             notice = "untuned: first config"
             return [pruned[0]]

@@ -153,6 +153,23 @@ def test_pruning_may_make_configs_of_its_own(both):
         assert launched(stage.events) == [32, 32]
 
 
+def test_the_nearest_shapes_winner_is_used_only_where_pruning_leaves_it(both):
+    def kernel(stage):
+        def prune(given, named, **kwargs):
+            return [config for config in given if config.kwargs["BLOCK"] <= kwargs["n"]]
+
+        return simple(stage, prune_configs_by={"early_config_prune": prune})
+
+    with stage_of(both.decorate, both.store) as stage:
+        stage.launch(kernel(stage), X, n=64)
+        assert launched(stage.events)[-1] == 32
+    with stage_of(both.decorate, both.store) as stage:
+        activate(store=both.store, mode="lookup")
+        for n in (33, 32, 31):
+            stage.launch(kernel(stage), X, n=n)
+        assert launched(stage.events) == [32, 32, 16]
+
+
 # failures
 
 

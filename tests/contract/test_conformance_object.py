@@ -53,6 +53,22 @@ def test_the_winner_is_the_object_that_was_given(both, stored):
     assert all(any(config is each for each in given) for config in kernel.configs_timings)
 
 
+def test_a_kernel_adopted_after_it_was_used(both):
+    with stage_of(stock, both.store) as stage:
+        kernel = simple(stage)
+        stage.launch(kernel, X, 16)
+        assert tcache.adopt(kernel) == ["recording:fill"]
+        stage.launch(kernel, X, 16)  # upstream's winner of this process stays
+        stage.launch(kernel, X, 17)
+        stage.launch(kernel, X, 17)
+    assert launched(stage.events) == [16, 32, 64, 32, 32, 16, 32, 64, 32, 32]
+    with stage_of(both.decorate, both.store) as stage:
+        stage.launch(simple(stage), X, 17)
+        assert launched(stage.events) == [32]
+        stage.launch(simple(stage), X, 16)  # what upstream tuned is not in the store
+        assert launched(stage.events) == [32, 16, 32, 64, 32]
+
+
 def test_what_people_do_to_an_autotuner(both):
     def scenario(stage):
         kernel = simple(stage)
