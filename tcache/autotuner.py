@@ -135,12 +135,12 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
 
     def _tuned(self, upstream_key: tuple[Any, ...], tuned: Tuned, pruned: list[Any], kwargs: dict[str, Any]) -> Any:
         """Do what upstream does between benchmarking and the launch, and return the winner."""
-        by_key = {config_key(config): config for config in pruned}
+        by_key = {config_key(config): config for config in [*self.configs, *pruned]}
         config = by_key[tuned.config]
-        if tuned.seconds is not None:
+        if tuned.seconds is not None:  # else another process did it, and nothing here was touched
             self.bench_time = tuned.seconds
-        # what accumulates starts from zero
-        self.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
+            # what accumulates starts from zero
+            self.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
         self.configs_timings = {by_key[key]: times for key, times in tuned.times.items()}
         announce(self, upstream_key, config, tuned.seconds)
         return config

@@ -18,7 +18,7 @@ from triton import knobs
 from tcache._triton.cache import set_cache_directory
 
 sys.path.insert(0, str(Path(__file__).parent))
-from recording import BLOCKS, META, X, asserting, configs, fill, hooked, kinds
+from recording import BLOCKS, META, X, asserting, configs, fill, hooked, kinds, launched, stage_of
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -44,6 +44,25 @@ def test_a_stored_winner_launches_without_hooks(both, by_name):
         return lambda: stage.launch(kernel, x_ptr=X, n=16) if by_name else stage.launch(kernel, X, 16)
 
     assert kinds(both.same_hit(prepare)) == ["launch"]
+
+
+def test_a_winner_that_another_process_found_meanwhile_is_a_stored_one(both):
+    with stage_of(both.decorate, both.store) as stage:
+        twin = hooked(stage)
+
+        def prune(given, *_, **__):  # between looking and tuning
+            if not stage.events:
+                stage.launch(twin, X, 16)
+                stage.note("meanwhile")
+            return given
+
+        kernel = hooked(stage, prune_configs_by={"early_config_prune": prune})
+        stage.launch(kernel, X, 16)
+    at = stage.events.index(("meanwhile",))
+    assert launched(stage.events[:at]) == [16, 32, 64, 32]
+    assert kinds(stage.events[at:]) == ["meanwhile", "launch"]
+    assert launched(stage.events) == [16, 32, 64, 32, 32]
+    assert not hasattr(kernel, "bench_time")
 
 
 def test_a_configs_own_hook(both):
