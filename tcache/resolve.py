@@ -117,8 +117,7 @@ def _resolve_launch(
 
     def choose(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         nonlocal shape, notice, tuned, space
-        by_key = {config_key(config): config for config in autotuner.configs}
-        space = space_identity(by_key)
+        space = space_identity(config_key(config) for config in autotuner.configs)
         named = named_arguments(autotuner, args, kwargs)
         absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in named]
         if absent:
@@ -131,14 +130,18 @@ def _resolve_launch(
         if isinstance(found.verdict, Best):
             tuned = kernel_of(autotuner)
             notice = f"tuned under Triton {found.verdict.aged}" if found.verdict.aged else None
-            return [by_key[found.verdict.config]]
-        if untuned == "nearest" and found.near:
-            notice = f"untuned: config of [{found.near[0][0]}]"
-            return [by_key[found.near[0][1]]]
+            return [found.configs[found.verdict.config]]
+        autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
+        pruned = autotuner.prune_configs(kwargs)
+        if len(pruned) == 1:  # nothing to choose, so nothing to tune
+            return list(pruned)
+        near = [(other, found.configs[key]) for other, key in found.near if found.configs[key] in pruned]
+        if untuned == "nearest" and near:
+            notice = f"untuned: config of [{near[0][0]}]"
+            return [near[0][1]]
         if untuned in ("nearest", "default"):
             notice = "untuned: first config"
-            autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
-            return [autotuner.prune_configs(kwargs)[0]]
+            return [pruned[0]]
         kernel = kernel_of(autotuner).ref
         open_.append(Unresolved(gpu, kernel, shape, found.verdict.reason, launch.where, launch.ref))
         return []

@@ -23,6 +23,7 @@ __all__ = [
     "PTXASError",
     "interpreting",
     "is_kernel",
+    "is_nested",
     "jit_of",
     "outermost_launches",
     "through_decorators",
@@ -44,6 +45,14 @@ def jit_of(kernel: Any) -> Any:
     while isinstance(kernel, (Autotuner, Heuristics)):
         kernel = kernel.fn
     return kernel
+
+
+def is_nested(autotuner: Any) -> bool:
+    """Return whether there is another autotuner below this one, whose launches Triton refuses (``num_warps`` twice)."""
+    kernel = autotuner.fn
+    while isinstance(kernel, Heuristics):
+        kernel = kernel.fn
+    return isinstance(kernel, Autotuner)
 
 
 def through_decorators(
