@@ -237,4 +237,5 @@ class _Check:
                 self.say((*at, *place), str(error))
                 continue
             if kind == "size" and (type(value) is not int or value < 0):
-                self.say((*at, *place), f"{text!r} is {shown(value)}: expected an integer of at least 0")
+                found = f"{text!r} is {shown(value)}" if isinstance(text, str) else f"found {shown(value)}"
+                self.say((*at, *place), f"{found}: expected an integer of at least 0")

@@ -79,6 +79,9 @@ def _path(at: At) -> str:
 
 def _wrong_type(document: Document, at: At, rows: list[Any]) -> ManifestError:
     nouns = list(dict.fromkeys(_NOUNS[row["type"]] for row in rows))
+    if nouns == ["a list"]:  # where one may stand for a list of one
+        one = "a mapping" if at[:-1] == ("shapes",) else "text" if at[-1] in ("include", "shapes", "where") else None
+        nouns = [*([one] if one else []), "a list"]
     expected = nouns[0] if len(nouns) == 1 else f"{', '.join(nouns[:-1])} or {nouns[-1]}"
     return ManifestError(document.where(*at), f"{_path(at)}: expected {expected}, found {shown(rows[0]['input'])}")
 

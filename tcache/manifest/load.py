@@ -174,7 +174,13 @@ class _Reader:
 
     def manifest(self, path: Path, where: str | None = None) -> LoadedManifest | None:
         """Read one file; ``where`` is the include it comes from."""
-        own = path.resolve()
+        try:
+            own = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a NUL in the name, links in a circle
+            self.problems.append(
+                ManifestError(where or ascii(str(path)), f"{str(path)!a}: cannot be read: {error}")
+            )
+            return None
         if own in self.open:
             chain = " -> ".join(each.name for each in [*self.open[self.open.index(own) :], own])
             self.problems.append(ManifestError(where or str(path), f"manifests include each other: {chain}"))

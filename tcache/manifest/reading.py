@@ -14,7 +14,7 @@ import yaml
 
 from tcache.errors import ManifestError
 
-__all__ = ["KEY", "Document", "read_document"]
+__all__ = ["KEY", "Document", "parse_document", "read_document"]
 
 LARGEST_FILE = 1_000_000
 """Bytes a manifest may have."""
@@ -34,13 +34,17 @@ class Document:
         data: its content; None when it is empty.
         marks: line and column, from 1, of every node by its path of keys and indices.
         text: the file as it was read.
+        node: the root of PyYAML's tree, for tools that edit.
     """
 
-    def __init__(self, path: Path, data: Any, marks: dict[At, tuple[int, int]], text: str) -> None:
+    def __init__(
+        self, path: Path, data: Any, marks: dict[At, tuple[int, int]], text: str, node: yaml.Node | None = None
+    ) -> None:
         self.path = path
         self.data = data
         self.marks = marks
         self.text = text
+        self.node = node
 
     def where(self, *at: Any) -> str:
         """Return ``file:line:column`` of the node at a path, or of the closest node around it."""
@@ -56,7 +60,15 @@ def read_document(path: Path) -> Document:
     Raises:
         ManifestError: it cannot be read, is too large, or is no YAML; the message has line and column.
     """
-    text = _text(path)
+    return parse_document(path, _text(path))
+
+
+def parse_document(path: Path, text: str) -> Document:
+    """Parse the text of a file; ``path`` serves for messages.
+
+    Raises:
+        ManifestError: it is no YAML; the message has line and column.
+    """
     marks: dict[At, tuple[int, int]] = {}
     try:
         loader = _Loader(text)
@@ -67,10 +79,9 @@ def read_document(path: Path) -> Document:
     loader.path = path
     try:
         node = loader.get_single_node()
-        if node is None:
-            return Document(path, None, marks, text)
-        _mark(path, node, (), marks)
-        return Document(path, loader.construct_document(node), marks, text)
+        if node is not None:
+            _mark(path, node, (), marks)
+        return Document(path, loader.construct_document(node) if node is not None else None, marks, text, node)
     except yaml.YAMLError as error:
         raise _not_yaml(path, error) from error
     except (ValueError, RecursionError) as error:
@@ -109,7 +120,7 @@ def _not_yaml(path: Path, error: yaml.YAMLError) -> ManifestError:
     where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark is not None else f"{path}:1:1"
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     context, begin = getattr(error, "context", None), getattr(error, "context_mark", None)
-    begins = f" {context}, which begins at line {begin.line + 1}" if context and begin is not None else ""
+    begins = f" ({context}, from line {begin.line + 1})" if context and begin is not None else ""
     hint = "indent with blanks, not with tabs" if "'\\t'" in problem else None
     return ManifestError(where, f"not YAML: {problem}{begins}", hint)
 
