@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from tcache.manifest.complaints import shown, unknown_dtype
 from tcache.manifest.expand import LARGEST, ShapeSets, TooMany, combinations, count, rows_of, values
 from tcache.manifest.expr import LARGEST as LARGEST_INT
 from tcache.manifest.expr import SMALLEST as SMALLEST_INT
-from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
+from tcache.manifest.expr import ExpressionError, close_names, evaluate, listed, names, unbound
 from tcache.manifest.grammar import WORDS
 from tcache.manifest.model import LaunchesItem
 from tcache.manifest.reading import KEY
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     from tcache.manifest.reading import At
 
 __all__ = ["check_manifest"]
+
+MOST = 100
+"""Problems of one manifest after which no more are looked for."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 
@@ -47,11 +49,18 @@ class _Check:
     def __init__(self, manifest: LoadedManifest) -> None:
         self.manifest = manifest
         self.problems: list[ManifestError] = []
+        self._said: set[tuple[str, str]] = set()
 
     def say(self, at: At | str, problem: str, hint: str | None = None) -> None:
         where = at if isinstance(at, str) else self.manifest.where(*at)
-        if not any((where, problem) == (other.where, other.problem) for other in self.problems):
+        if not self.full and (where, problem) not in self._said:
+            self._said.add((where, problem))
             self.problems.append(ManifestError(where, problem, hint))
+
+    @property
+    def full(self) -> bool:
+        """Whether there are so many problems that no more are looked for."""
+        return len(self.problems) >= MOST
 
     def shape_sets(self) -> None:
         """Gather the sets in sight, and check every case as written: names, values, ranges, sets referred to."""
@@ -102,8 +111,8 @@ class _Check:
             self.condition((*at, "where", index), text)
         for index, name in enumerate(case.shapes or []):
             if name not in sets.names:
-                close = difflib.get_close_matches(name, sets.names, n=1)
-                known = ", ".join(sets.names) or "none is defined"
+                close = close_names(name, sets.names)
+                known = listed(sets.names) if sets.names else "none is defined"
                 hint = f"did you mean {close[0]!r}?" if close else "define it under 'shapes:', here or in an include"
                 self.say((*at, "shapes", index), f"unknown shape set {name!r}: expected one of {known}", hint)
         if not case.choices and case.shapes is None and "shapes" in at[:1]:
@@ -169,16 +178,14 @@ class _Check:
     def unused(self, at: At, case: WrittenCase, used: set[str], item: CallItem | KernelItem) -> None:
         every = "argument, grid or where" if hasattr(item, "grid") else "argument or where"
         for name in case.choices:
-            if name not in used:
-                close = difflib.get_close_matches(name, used - case.choices.keys(), n=1)
+            if name not in used and not self.full:
+                close = close_names(name, used - case.choices.keys())
                 hint = f"did you mean {close[0]!r}?" if close else f"remove {name}, or use it"
-                self.say(
-                    (*at, name, KEY), f"no {every} uses {name!r} (used: {', '.join(sorted(used)) or 'nothing'})", hint
-                )
+                self.say((*at, name, KEY), f"no {every} uses {name!r} (used: {listed(used)})", hint)
         for name in case.shapes or []:
             shared = {each for row in self.manifest.sets.rows(name) for each in row.choices}
             if not shared & used:
-                self.say((*at, "shapes"), f"no {every} uses a name of shape set {name!r}: {', '.join(sorted(shared))}")
+                self.say((*at, "shapes"), f"no {every} uses a name of shape set {name!r}: {listed(shared)}")
 
     def structure(self, at: At, argument: Any) -> None:
         """Check what needs no names."""

@@ -28,6 +28,8 @@ _NOUNS = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_MOST = 500
+"""Complaints of pydantic that are looked at; a wrong value in a union gives several."""
 _MODELS = {**TAGS, "<call>": CallItem, "<kernel>": KernelItem, "<launches>": LaunchesItem}
 _CALLED = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
            "fp64": "float64", "double": "float64", "long": "int64", "int": "int32", "fp8": "float8_e4m3fn",
@@ -50,7 +52,7 @@ def shown(value: Any) -> str:
 def complaints(document: Document, error: ValidationError) -> list[ManifestError]:
     """Return one line for every place pydantic complains about, in the order of the file."""
     groups: dict[At, list[Any]] = {}
-    for row in error.errors():
+    for row in error.errors()[:_MOST]:
         at: At = ()
         for step in row["loc"]:  # pydantic adds the names of union members, which are no part of the document
             if (*at, step) in document.marks:

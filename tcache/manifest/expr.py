@@ -9,11 +9,23 @@ from typing import TYPE_CHECKING, Any
 from tcache.manifest.grammar import DEEPEST, LONGEST, ExpressionError, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tcache.manifest.grammar import Node
 
-__all__ = ["DEEPEST", "LARGEST", "LONGEST", "SMALLEST", "ExpressionError", "evaluate", "holds", "names", "unbound"]
+__all__ = [
+    "DEEPEST",
+    "LARGEST",
+    "LONGEST",
+    "SMALLEST",
+    "ExpressionError",
+    "close_names",
+    "evaluate",
+    "holds",
+    "listed",
+    "names",
+    "unbound",
+]
 
 SMALLEST, LARGEST = -(2**63), 2**64 - 1
 """The integers a kernel can be given: Triton takes ``int64`` and ``uint64``, and refuses what lies outside both."""
@@ -187,7 +199,18 @@ class _Walk:
 
 def unbound(name: str, scope: Mapping[str, Any]) -> str:
     """Return the message for a name that is not bound: what is, and the closest spelling."""
-    close = difflib.get_close_matches(name, list(scope), n=1)
+    close = close_names(name, scope)
     meant = f"; did you mean {close[0]!r}?" if close else ""
-    bound = ", ".join(sorted(scope)) or "nothing"
-    return f"name {name!r} is not bound by the case{meant} (bound: {bound})"
+    return f"name {name!r} is not bound by the case{meant} (bound: {listed(scope)})"
+
+
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known name that is spelled most like this one, or nothing; capitals do not count."""
+    folded = {each.lower(): each for each in known}
+    return [folded[found] for found in difflib.get_close_matches(name.lower(), folded, n=1)]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as messages list them: sorted, the first twenty."""
+    every = sorted(names)
+    return ", ".join(every[:20]) + (f" and {len(every) - 20} more" if len(every) > 20 else "") if every else "nothing"

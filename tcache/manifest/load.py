@@ -177,9 +177,7 @@ class _Reader:
         try:
             own = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:  # a NUL in the name, links in a circle
-            self.problems.append(
-                ManifestError(where or ascii(str(path)), f"{str(path)!a}: cannot be read: {error}")
-            )
+            self.problems.append(ManifestError(where or ascii(str(path)), f"{str(path)!a}: cannot be read: {error}"))
             return None
         if own in self.open:
             chain = " -> ".join(each.name for each in [*self.open[self.open.index(own) :], own])
