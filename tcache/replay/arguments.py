@@ -130,8 +130,8 @@ def ghost(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: i
     return make(shape, dtype, stride, offset)
 
 
-def real(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: int) -> Any:
-    """Make a tensor on the current GPU: random floats, zeros of any other type."""
+def real(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: int, device: str = "cuda") -> Any:
+    """Make a tensor with contents, on the current GPU: random floats, zeros of any other type."""
     import torch
 
     last = (
@@ -139,7 +139,7 @@ def real(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: in
     )
     kind = getattr(torch, dtype)
     if kind.is_floating_point:
-        storage = torch.randn(last + 1, device="cuda", dtype=torch.float32).to(kind)
+        storage = torch.randn(last + 1, device=device, dtype=torch.float32).to(kind)
     else:
-        storage = torch.zeros(last + 1, device="cuda", dtype=kind)
+        storage = torch.zeros(last + 1, device=device, dtype=kind)
     return storage.as_strided(shape, stride, offset)

@@ -6,7 +6,9 @@ CPU; the entry's name, computed by Triton's own binder, has to be the same from 
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 
 import pytest
 import torch
@@ -20,14 +22,23 @@ from tcache._triton.values import constexpr, element_type, tensor_descriptor
 from tcache.errors import ManifestError
 from tcache.manifest import load_manifest
 from tcache.manifest.arguments import DTYPES
-from tcache.replay.arguments import arguments, ghost, mock, strides_of
+from tcache.replay.arguments import arguments, ghost, mock, real, strides_of
 
 TARGET = ("cuda", 90, 32)
+MAKERS = (mock, ghost, functools.partial(real, device="cpu"))
 
 
 @triton.jit
 def kernel(x, y=None, KIND: tl.constexpr = 0):
     pass
+
+
+@triton.jit
+def described(d, x, pair, KIND: tl.constexpr):
+    tile = d.load([0, 0])
+    o = tl.arange(0, 16)
+    v = tl.load(x + o).to(tl.float32) + tl.sum(tile.to(tl.float32), 1)
+    tl.store(pair[0] + o, v.to(KIND), mask=o < pair[1])
 
 
 def case_of(tmp_path, spec, scope="{n: 6}", item="kernel: k.py:kernel", grid="grid: [1]"):
@@ -51,9 +62,9 @@ def pointer(dtype, offset=0):
     return storage[offset : offset + 1]
 
 
-def same(case, real):
-    """Mocks, ghosts and the real argument give one entry; return it."""
-    found = {entry(arguments(case, make)) for make in (mock, ghost)} | {entry({"x": real, "y": case.scope.get("n", 1)})}
+def same(case, by_hand):
+    """Mocks, ghosts, what is run for real and the argument made by hand give one entry; return it."""
+    found = {entry(arguments(case, make)) for make in MAKERS} | {entry({"x": by_hand, "y": case.scope.get("n", 1)})}
     assert len(found) == 1
     return found.pop()
 
@@ -119,15 +130,15 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(tmp_path, name):
     spec, make = LAYOUTS[name]
-    case, real = case_of(tmp_path, spec), make()
-    for maker in (mock, ghost):
+    case, wanted = case_of(tmp_path, spec), make()
+    for maker in MAKERS:
         made = arguments(case, maker)["x"]
-        assert tuple(made.shape) == tuple(real.shape)
-        assert tuple(made.stride()) == tuple(real.stride())
-        assert str(made.dtype) == str(real.dtype)
-        assert made.data_ptr() % 16 == real.data_ptr() % 16
-        assert made.dtype.itemsize == real.dtype.itemsize
-    same(case, real)
+        assert tuple(made.shape) == tuple(wanted.shape)
+        assert tuple(made.stride()) == tuple(wanted.stride())
+        assert str(made.dtype) == str(wanted.dtype)
+        assert made.data_ptr() % 16 == wanted.data_ptr() % 16
+        assert made.dtype.itemsize == wanted.dtype.itemsize
+    same(case, wanted)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 1, 1), (2, 1, 3, 1), (4, 3, 1, 1)])
@@ -157,7 +168,7 @@ def test_scalars_and_tuples(tmp_path, spec):
 
 
 def test_what_the_binder_tells_apart_is_told_apart(tmp_path):
-    entries = {spec: same(case_of(tmp_path, spec), real) for spec, real in SCALARS.items()}
+    entries = {spec: same(case_of(tmp_path, spec), value) for spec, value in SCALARS.items()}
     kinds = ("null", "true", "1", "16", "17", "2147483648", "4294967296", "9223372036854775808", "18446744073709551615",
              "1.5", "{constexpr: n}", "{tuple: [1, n, 16, null, true, 2.5]}")  # fmt: skip
     # 2147483648 and 4294967296 are 64 bits wide and divisible by 16 alike
@@ -179,7 +190,7 @@ CONSTANTS = {
 @pytest.mark.parametrize("spec", CONSTANTS)
 def test_constexprs(tmp_path, spec):
     case = case_of(tmp_path, f"1, KIND: {spec}")
-    found = {entry(arguments(case, make)) for make in (mock, ghost)}
+    found = {entry(arguments(case, make)) for make in MAKERS}
     assert found == {entry({"x": 1, "y": 6, "KIND": CONSTANTS[spec]})}
     assert found != {entry({"x": 1, "y": 6, "KIND": "something else"})}
 
@@ -187,7 +198,7 @@ def test_constexprs(tmp_path, spec):
 def test_a_type_by_the_cases_name(tmp_path):
     case = case_of(tmp_path, "{shape: [n], dtype: d}, KIND: {dtype: d}", "{n: 6, d: bfloat16}")
     wanted = entry({"x": torch.zeros(6, dtype=torch.bfloat16), "y": 6, "KIND": tl.bfloat16})
-    assert {entry(arguments(case, make)) for make in (mock, ghost)} == {wanted}
+    assert {entry(arguments(case, make)) for make in MAKERS} == {wanted}
 
 
 def test_triton_types_are_those_of_the_tensors():
@@ -216,12 +227,35 @@ DESCRIPTORS = {
 def test_tensor_descriptors(tmp_path, spec):
     dtype, shape, stride, block, padding = DESCRIPTORS[spec]
     tensor = torch.zeros(4096, dtype=torch.uint8).view(getattr(torch, dtype)).as_strided(shape, stride)
-    real = tensor_descriptor(tensor, list(shape), list(stride), block, padding)
+    wanted = tensor_descriptor(tensor, list(shape), list(stride), block, padding)
     case = case_of(tmp_path, spec)
-    found = same(case, real)
+    found = same(case, wanted)
     kind = compilation_of(kernel, (), arguments(case, mock)).specialization()["signature"]["x"]
     assert kind.startswith("tensordesc<")
     assert found != entry({"x": tensor, "y": 6})
+
+
+def test_what_is_resolved_is_what_is_compiled(tmp_path, triton_cache):
+    (tmp_path / "m.yaml").write_text("""\
+version: 1
+kernels:
+  - kernel: k.py:described
+    args:
+      d: {descriptor: {shape: [n, 64], dtype: bfloat16}, block: [16, 16]}
+      x: {shape: [n], dtype: float8_e5m2, stride: [0]}
+      pair: {tuple: [{shape: [n], dtype: kind, offset: 1}, n]}
+      KIND: {dtype: kind}
+    grid: [1]
+    cases: [{n: [16, 17], kind: [float16, float32]}]
+""")
+    found = []
+    for case in load_manifest(tmp_path / "m.yaml").cases():
+        before = set(os.listdir(triton_cache)) if triton_cache.exists() else set()
+        given = arguments(case, mock)
+        found.append(compilation_of(described, (), given).entry)
+        described.warmup(grid=(1,), **arguments(case, MAKERS[2]))
+        assert set(os.listdir(triton_cache)) - before == {found[-1]}
+    assert len(set(found)) == 4
 
 
 @pytest.mark.parametrize(
