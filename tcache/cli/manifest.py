@@ -66,7 +66,7 @@ def check(manifests: tuple[Path, ...], imports: bool, as_json: bool) -> None:
             problems, cases = _cases(manifest, imports=imports)
         rows.append(
             {"path": str(path), "cases": cases, "files": [str(file) for file in manifest.files()] if manifest else [],
-             "problems": [_row(problem) for problem in problems]}
+             "problems": [_row(problem) for problem in problems], "notes": _notes(manifest)}
         )  # fmt: skip
     if as_json:
         print_json({"manifests": rows, "sound": not any(row["problems"] for row in rows)})
@@ -75,6 +75,8 @@ def check(manifests: tuple[Path, ...], imports: bool, as_json: bool) -> None:
             click.echo(f"error: {problem['where']}: {problem['problem']}", err=True)
             if problem["hint"]:
                 click.echo(f"  hint: {problem['hint']}", err=True)
+        for note in row["notes"]:
+            click.echo(f"note: {note}", err=True)
         if not as_json:
             count = len(row["problems"])
             files = f" in {len(row['files'])} files" if len(row["files"]) > 1 else ""
@@ -105,6 +107,22 @@ def _cases(manifest: LoadedManifest, *, imports: bool) -> tuple[list[ManifestErr
         with contextlib.redirect_stdout(sys.stderr), stub("cuda", 90, 32):
             problems += check_cases(cases)
     return list({problem.message: problem for problem in problems}.values()), len(cases)
+
+
+def _notes(manifest: LoadedManifest | None) -> list[str]:
+    """GPUs that only a store, an alias or ``--target`` can make known: as often as not, slips of the pen."""
+    from tcache.errors import UnknownGPU
+    from tcache.keys.gpu import find_gpu
+
+    if manifest is None:
+        return []
+    found = []
+    for name in manifest.gpus:
+        try:
+            find_gpu(name)
+        except UnknownGPU as error:
+            found.append(f"{manifest.gpus_where}: {error.message}")
+    return found
 
 
 def _row(problem: ManifestError) -> dict[str, Any]:

@@ -176,8 +176,9 @@ class _Reader:
         """Read one file; ``where`` is the include it comes from."""
         try:
             own = path.resolve()
-        except (OSError, RuntimeError, ValueError) as error:  # a NUL in the name, links in a circle
-            self.problems.append(ManifestError(where or ascii(str(path)), f"{str(path)!a}: cannot be read: {error}"))
+        except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a NUL, before Python 3.13
+            problem = "a path cannot hold a NUL character" if "\0" in str(path) else str(error)
+            self.problems.append(ManifestError(where or f"{str(path)!a}", f"{str(path)!a}: cannot be read: {problem}"))
             return None
         if own in self.open:
             chain = " -> ".join(each.name for each in [*self.open[self.open.index(own) :], own])

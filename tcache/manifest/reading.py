@@ -96,6 +96,7 @@ def _text(path: Path) -> str:
             data = file.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reason = "a path cannot hold a NUL character" if "\0" in str(path) else reason
         raise ManifestError(str(path), f"cannot be read: {reason}", "give the path of a shape manifest") from error
     if len(data) > LARGEST_FILE:
         raise ManifestError(

@@ -33,12 +33,26 @@ def _published(node: Any) -> Any:
     made = {key: _published(value) for key, value in node.items() if not (key == "title" and isinstance(value, str))}
     if "patternProperties" in made:
         made["additionalProperties"] = False
+    _same_for_all_releases(made)
     if made.pop("x-rejoined", False):  # YAML reads [cdiv(n, 16)] as two items
         made.pop("maxItems", None)
     if made.pop("x-single", False):  # one item may stand for a list of one
         described = {"description": made.pop("description")} if "description" in made else {}
         return {"anyOf": [made["items"], made], **described}
     return made
+
+
+def _same_for_all_releases(made: dict[str, Any]) -> None:
+    """Level what pydantic 2.7 and later releases write in different words."""
+    if "patternProperties" in made:
+        made.pop("propertyNames", None)
+    if "const" in made:
+        made.pop("enum", None)
+    if len(made.get("allOf", [])) == 1:
+        [only] = made.pop("allOf")
+        described = dict(made)
+        made.clear()
+        made.update({**only, **described})
 
 
 def schema_text() -> str:

@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tcache
 from tcache.errors import ManifestError
 from tcache.manifest import examine
 from tcache.manifest.edit import flow
@@ -142,6 +145,7 @@ def test_nothing_hangs_or_eats_the_memory(tmp_path):
     limit = 2 * 2**30
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(Path(tcache.__file__).parents[1])},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
