@@ -32,6 +32,7 @@ __all__ = [
     "Strict",
     "Tensor",
     "TupleArgument",
+    "rejoined",
 ]
 
 DTYPES = {
@@ -67,7 +68,7 @@ Expression = Annotated[
 ]
 
 
-def _rejoin(value: Any) -> Any:
+def rejoined(value: Any) -> Any:
     """Undo YAML's reading of ``[cdiv(n, BLOCK)]`` as two items: join items until the parentheses are balanced."""
     if not isinstance(value, list):
         return value
@@ -81,7 +82,7 @@ def _rejoin(value: Any) -> Any:
 
 
 Expressions = Annotated[
-    list[Expression], Field(max_length=64, json_schema_extra={"x-rejoined": True}), BeforeValidator(_rejoin)
+    list[Expression], Field(max_length=64, json_schema_extra={"x-rejoined": True}), BeforeValidator(rejoined)
 ]
 DTypeName = Annotated[
     StrictStr,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tcache.errors import ManifestError
 from tcache.manifest.arguments import DTYPES, LAYOUTS, Constexpr, Descriptor, ListArgument, Tensor, TupleArgument
-from tcache.manifest.complaints import shown, unknown_dtype
+from tcache.manifest.complaints import cut_hint, shown, unknown_dtype
 from tcache.manifest.expand import LARGEST, ShapeSets, TooMany, combinations, count, rows_of, values
 from tcache.manifest.expr import LARGEST as LARGEST_INT
 from tcache.manifest.expr import SMALLEST as SMALLEST_INT
@@ -93,9 +93,8 @@ class _Check:
         """Check one case as written."""
         for name, choice in case.choices.items():
             if not _NAME.fullmatch(name) or name in WORDS:
-                self.say(
-                    (*at, name, KEY), f"{name!r} is no name: expected letters, digits and _, no word of expressions"
-                )
+                problem = f"{name!r} is no name: expected letters, digits and _, no word of expressions"
+                self.say((*at, name, KEY), problem, cut_hint(name))
             for index, value in enumerate(choice if isinstance(choice, list) else [choice]):
                 place = (*at, name, index) if isinstance(choice, list) else (*at, name)
                 if type(value) is int and not SMALLEST_INT <= value <= LARGEST_INT:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tcache.manifest.reading import At, Document
 
-__all__ = ["complaints", "shown", "unknown_dtype"]
+__all__ = ["complaints", "cut_hint", "shown", "unknown_dtype"]
 
 _NOUNS = {
     "string_type": "text",
@@ -96,7 +96,7 @@ def _one(document: Document, at: At, row: Any) -> ManifestError:
         allowed = _allowed(row["loc"])
         close = difflib.get_close_matches(str(last), allowed, n=1)
         problem = f"unknown key {last!r}: expected one of {', '.join(allowed)}"
-        hint = f"did you mean {close[0]!r}?" if close else None
+        hint = f"did you mean {close[0]!r}?" if close else cut_hint(str(last))
         at = (*at, KEY) if (*at, KEY) in document.marks else at
     elif kind == "missing":
         keys = f", found only {', '.join(map(str, row['input']))}" if isinstance(row["input"], dict) else ""
@@ -143,6 +143,11 @@ def _allowed(loc: tuple[Any, ...]) -> list[str]:
     for step in loc[:-1]:
         model = Tensor if model is Descriptor and step == "descriptor" else _MODELS.get(step, model)
     return sorted(field.alias or name for name, field in model.model_fields.items())
+
+
+def cut_hint(name: str) -> str | None:
+    """Return what to do about a key that is the rest of an expression: between braces a comma ends a value."""
+    return 'quote an expression that has a comma, between braces: "cdiv(n, 2)"' if ")" in name or "]" in name else None
 
 
 def unknown_dtype(where: str, dtype: Any) -> ManifestError:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StrictStr, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from tcache.manifest.arguments import Argument, Expressions, Scalar, Strict
+from tcache.manifest.arguments import Argument, Expressions, Scalar, Strict, rejoined
 
 __all__ = ["VERSION", "CallItem", "Case", "Item", "KernelItem", "LaunchesItem", "Manifest", "ShapeSet"]
 
@@ -29,7 +29,7 @@ def _several(value: Any) -> Any:
 Conditions = Annotated[
     list[Annotated[StrictStr, Field(min_length=1, max_length=1000)]],
     Field(min_length=1, json_schema_extra={"x-single": True}),
-    BeforeValidator(_several),
+    BeforeValidator(lambda value: rejoined(_several(value))),
 ]
 Names = Annotated[list[Name], Field(min_length=1, json_schema_extra={"x-single": True}), BeforeValidator(_several)]
 Paths = Annotated[list[Path], Field(min_length=1, json_schema_extra={"x-single": True}), BeforeValidator(_several)]

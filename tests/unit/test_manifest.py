@@ -86,6 +86,13 @@ def test_conditions_drop_combinations(write):
     assert [(s["n"], s["m"]) for s in scopes(write("m.yaml", both))] == [(2, 3)]
 
 
+def test_commas_in_conditions(write):
+    text = GOOD.replace("{n: [1, 2], m: 3}", "{n: 1..9, m: 3, where: [cdiv(n, 4) < m, max(n, m) == m, 'n in [2, 3]']}")
+    assert [scope["n"] for scope in scopes(write("m.yaml", text))] == [2, 3]
+    _, [problem, *_] = examine(write("m.yaml", GOOD.replace("m: 3}", "m: 3, where: cdiv(n, 2) < 3}")))
+    assert problem.hint == 'quote an expression that has a comma, between braces: "cdiv(n, 2)"'
+
+
 def test_a_condition_that_only_some_combinations_cannot_evaluate(write):
     path = write("m.yaml", GOOD.replace("m: 3}", "m: [1, 0], where: 4 % m < 3}"))
     manifest, problems = examine(path)
