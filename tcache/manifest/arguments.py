@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import (
@@ -16,6 +17,8 @@ from pydantic import (
     StrictStr,
     Tag,
 )
+
+from tcache.manifest.reading import starts
 
 __all__ = [
     "DTYPES",
@@ -72,13 +75,9 @@ def rejoined(value: Any) -> Any:
     """Undo YAML's reading of ``[cdiv(n, BLOCK)]`` as two items: join items until the parentheses are balanced."""
     if not isinstance(value, list):
         return value
-    joined: list[Any] = []
-    for item in value:
-        if joined and isinstance(joined[-1], str) and joined[-1].count("(") > joined[-1].count(")"):
-            joined[-1] = f"{joined[-1]}, {item}"
-        else:
-            joined.append(item)
-    return joined
+    begun = [*starts(value), len(value)]
+    parts = [value[start:end] for start, end in itertools.pairwise(begun)]
+    return [part[0] if len(part) == 1 else ", ".join(map(str, part)) for part in parts]
 
 
 Expressions = Annotated[

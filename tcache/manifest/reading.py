@@ -47,11 +47,46 @@ class Document:
         self.node = node
 
     def where(self, *at: Any) -> str:
-        """Return ``file:line:column`` of the node at a path, or of the closest node around it."""
+        """Return ``file:line:column`` of the node at a path, or of the closest node around it.
+
+        Items of lists of expressions are counted as the model counts them.
+        """
+        at = self._as_written(at)
         while at not in self.marks and at:
             at = at[:-1]
         line, column = self.marks.get(at, (1, 1))
         return f"{self.path}:{line}:{column}"
+
+    def _as_written(self, at: At) -> At:
+        found: list[Any] = []
+        data = self.data
+        for step in at:
+            here = step
+            if isinstance(step, int) and found and found[-1] in EXPRESSIONS and isinstance(data, list):
+                begun = starts(data)
+                here = begun[step] if step < len(begun) else step
+            found.append(here)
+            try:
+                data = data[here]
+            except (KeyError, IndexError, TypeError):
+                data = None
+        return tuple(found)
+
+
+EXPRESSIONS = frozenset({"block", "grid", "shape", "stride", "where"})
+"""Keys of lists of expressions, which may be written without quotes although they have commas."""
+
+
+def starts(items: list[Any]) -> list[int]:
+    """Return where expressions begin in what YAML made of ``[cdiv(n, BLOCK), 1]``: where the parentheses balance."""
+    found, open_ = [], 0
+    for index, item in enumerate(items):
+        if open_ <= 0:
+            found.append(index)
+            open_ = 0
+        if isinstance(item, str):
+            open_ += item.count("(") - item.count(")")
+    return found
 
 
 def read_document(path: Path) -> Document:
