@@ -26,6 +26,10 @@ MOST_FILES = 100
 """Manifests that one may include, directly or through others."""
 
 
+KINDS = ("call", "kernel", "launches")
+"""Keys that say what an item is."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One case of one manifest item, multiplied out.
@@ -49,7 +53,7 @@ class Case:
     @property
     def ref(self) -> str:
         """The ref as the manifest writes it; for recorded launches, their file."""
-        return str(getattr(self.item, kind_of(self.item)))
+        return str(next(getattr(self.item, kind) for kind in KINDS if hasattr(self.item, kind)))
 
     def runs_on(self, gpu: str) -> bool:
         """Return whether the case is for a GPU of that name."""
@@ -57,11 +61,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.ref} {' '.join(f'{name}={value}' for name, value in self.scope.items())}".strip()
-
-
-def kind_of(item: CallItem | KernelItem | LaunchesItem) -> str:
-    """Return the key that says what an item is: ``call``, ``kernel`` or ``launches``."""
-    return {CallItem: "call", KernelItem: "kernel", LaunchesItem: "launches"}[type(item)]
 
 
 class LoadedManifest:
@@ -144,7 +143,8 @@ class LoadedManifest:
     def _own_cases(self) -> Iterator[Case]:
         for number, item in enumerate(self.model.kernels or []):
             at = ("kernels", number)
-            ref, folder = self.where(*at, kind_of(item)), self.path.parent
+            ref = self.where(*at, next(kind for kind in KINDS if hasattr(item, kind)))
+            folder = self.path.parent
             gpus = (tuple(item.gpus),) if item.gpus else ()
             if isinstance(item, LaunchesItem):
                 yield Case(item, {}, ref, folder, ref, gpus)

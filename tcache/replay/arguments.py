@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tcache._triton.literals import constexpr, element_type, tensor_descriptor
 from tcache._triton.mock import MockTensor
-from tcache._triton.values import constexpr, element_type, tensor_descriptor
 from tcache.errors import ManifestError
 from tcache.manifest import Constant, Constexpr, Descriptor, DType, KernelItem, ListArgument, Tensor, TupleArgument
 from tcache.manifest.arguments import DTYPES

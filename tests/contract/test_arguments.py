@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 
 from tcache._triton.driver import stub
+from tcache._triton.literals import constexpr, element_type, tensor_descriptor
 from tcache._triton.mock import MockTensor
 from tcache._triton.probe import compilation_of
-from tcache._triton.values import constexpr, element_type, tensor_descriptor
 from tcache.errors import ManifestError
 from tcache.manifest import load_manifest
 from tcache.manifest.arguments import DTYPES
