@@ -198,7 +198,7 @@ PIECES = st.lists(st.sampled_from(SIGNS + WORDS + NUMBERS), max_size=60).map(" "
 @settings(max_examples=400, deadline=None)
 @given(st.text(max_size=120) | PIECES | st.from_regex(r"[nM0-9+*/%(), <>=\[\]-]{1,60}", fullmatch=True))
 def test_no_expression_does_anything_but_compute(text):
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         value = evaluate(text, SCOPE)
     except ExpressionError as error:
@@ -208,7 +208,7 @@ def test_no_expression_does_anything_but_compute(text):
         if isinstance(value, int):
             assert SMALLEST <= value <= LARGEST
         assert names(text) <= SCOPE.keys()
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 def reference(tree):
@@ -268,7 +268,7 @@ def pythons(text):
 
 
 def test_parsing_is_not_quadratic():
-    begin = time.perf_counter()
+    begin = time.process_time()
     for text in (
         "-" * LONGEST,
         "not " * (LONGEST // 4),
@@ -281,4 +281,4 @@ def test_parsing_is_not_quadratic():
             parse(text)
         except ExpressionError:
             continue
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1

@@ -43,7 +43,7 @@ kernels:
 def check(folder, data):
     path = folder / "m.yaml"
     path.write_bytes(data)
-    begin = time.perf_counter()
+    begin = time.process_time()
     manifest, problems = examine(path)
     for problem in problems:
         assert problem.message.startswith(str(folder))
@@ -56,7 +56,7 @@ def check(folder, data):
                     break
         except ManifestError as error:
             assert "where: " in str(error)  # noqa: PT017 - a condition that fails later
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     return problems
 
 
