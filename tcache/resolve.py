@@ -87,7 +87,7 @@ def resolve(
     """Resolve every launch of every case for one GPU, under the stub driver.
 
     Args:
-        cases: manifest cases.
+        cases: manifest cases; those for other GPUs are passed over.
         gpu: for which GPU.
         stores: where the best configs are.
         untuned: one of :data:`UNTUNED`.
@@ -102,7 +102,7 @@ def resolve(
     open_: list[Unresolved] = []
     with stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()):
         for case in cases:
-            for launch in launches(case):
+            for launch in launches(case) if case.runs_on(gpu.name) else []:
                 _resolve_launch(launch, gpu, stores, untuned, done, open_)
     return done, open_
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
@@ -21,6 +22,7 @@ __all__ = [
     "KernelInterface",
     "OutOfResources",
     "PTXASError",
+    "defaults_of",
     "interpreting",
     "is_kernel",
     "is_nested",
@@ -92,6 +94,13 @@ def through_decorators(
         yield from through_decorators(kernel.fn, args, bound, choose)
     else:
         yield kernel, kwargs, None
+
+
+def defaults_of(kernel: Any) -> dict[str, Any]:
+    """Return the numbers that a kernel's signature gives parameters a launch leaves out; empty for no kernel."""
+    function = getattr(jit_of(kernel), "fn", None)
+    parameters = inspect.signature(function).parameters if function is not None else {}
+    return {name: each.default for name, each in parameters.items() if isinstance(each.default, (int, float))}
 
 
 class outermost_launches:  # noqa: N801 - reads as a context manager
