@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tcache.active import activate
     from tcache.adopting import adopt
-    from tcache.autotuner import autotune
     from tcache.counters import stats
+    from tcache.decorate import autotune
     from tcache.errors import CacheMiss, TcacheError
 
 __all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "stats"]
@@ -24,7 +24,7 @@ _HOMES = {
     "TcacheError": "tcache.errors",
     "activate": "tcache.active",
     "adopt": "tcache.adopting",
-    "autotune": "tcache.autotuner",
+    "autotune": "tcache.decorate",
     "stats": "tcache.counters",
 }
 

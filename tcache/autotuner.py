@@ -6,17 +6,17 @@ own ``run`` does the rest. So a hit launches through exactly the code, and exact
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import release
+from tcache._triton.announce import SINGLE_IS_BENCHMARKED, announce
 from tcache._triton.kernels import Autotuner as UpstreamAutotuner
-from tcache._triton.kernels import Config, OutOfResources, PTXASError, interpreting
+from tcache._triton.kernels import OutOfResources, PTXASError, interpreting, is_nested
 from tcache._triton.launcher import Launcher, Winners, captured
 from tcache.active import active
 from tcache.counters import count
 from tcache.decide import Best
-from tcache.errors import UnsupportedValue
+from tcache.errors import NothingLeft, UnsupportedValue
 from tcache.explain import explain_config
 from tcache.keys.bucket import make_bucket
 from tcache.keys.config import config_key
@@ -25,17 +25,16 @@ from tcache.prebaked import prebaked
 from tcache.tuning import tune
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from tcache.active import Active
     from tcache.keys.shape import ShapeKey
+    from tcache.tuning import Tuned
 
-__all__ = ["ON_UNTUNED", "Autotuner", "autotune", "expand"]
+__all__ = ["Autotuner"]
 
 MOST_WINNERS = 16384
 """Winners an autotuner keeps in memory before it forgets the older half."""
-
-ON_UNTUNED = ("tune", "nearest", "default", "error")
 
 
 class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
@@ -53,6 +52,8 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
     on_untuned: str | None = None
     _shape: ShapeKey | None = None
     _launcher: Launcher | None = None
+    cache: Any  # upstream's, a Winners once something is learnt
+    nargs: Any
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch with the winner for these arguments; look it up, or tune, the first time.
@@ -71,6 +72,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any, *, warmup: bool) -> Any:
         """Launch the way upstream does, after putting the winner where it looks, and learn from it."""
         launch = {**kwargs, "grid": grid, "warmup": warmup}
+        config = self.configs[0] if len(self.configs) == 1 else None
         if len(self.configs) > 1:
             named = named_arguments(self, args, kwargs)
             # upstream's own key, so that upstream's run() finds what is put into its cache
@@ -79,43 +81,44 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
                 + [str(value.dtype) for value in named.values() if hasattr(value, "dtype")]
             )
             if key not in self.cache:
-                configs = self._select(args, launch)
+                configs = self._select(key, args, launch)
                 self._tell(configs)
                 self._bound_memory()
-                for config in configs[:-1]:  # nearest shapes' winners: one that does not fit falls to the next
-                    self.cache[key] = config
+                for near in configs[:-1]:  # nearest shapes' winners: one that does not fit falls to the next
+                    self.cache[key] = near
                     try:
                         return super().run(*args, **launch)
                     except (OutOfResources, PTXASError):
                         del self.cache[key]
                 if configs:
                     self.cache[key] = configs[-1]
-        launcher = self._launcher or self._new_launcher()
-        if warmup:
-            return super().run(*args, **launch)
-        kernel = self._from_bundle(
-            launcher, args, kwargs, grid, self.cache.get(key) if len(self.configs) > 1 else self.configs[0]
-        )
-        if kernel is not None:
-            return kernel
-        if not launcher.ready(args, kwargs):
-            return super().run(*args, **launch)
-        with captured(launcher.function) as seen:
+            config = self.cache.get(key)
+        if warmup or config is None or super().run.__func__ is not UpstreamAutotuner.run:
             kernel = super().run(*args, **launch)
-        if seen.bound is not None:
-            launcher.learn(self, args, kwargs, self.best_config, seen.bound, kernel)
+            if config is not None and self.best_config is not config:  # an adopted subclass with a will of its own
+                kind = f"{type(self).__module__}.{type(self).__name__}"
+                active().notice(f"tcache: {kind} overrules the store for {kernel_of(self).ref}")
+            return kernel
+        launcher = self._launcher or self._new_launcher()
+        kernel = self._from_bundle(launcher, args, kwargs, grid, config)
+        if kernel is None and (config.pre_hook is not None or not launcher.ready(args, kwargs)):
+            kernel = super().run(*args, **launch)
+        elif kernel is None:
+            with captured(launcher.function) as seen:
+                kernel = super().run(*args, **launch)
+            if seen.bound is not None:
+                launcher.learn(self, args, kwargs, self.best_config, seen.bound, kernel)
         return kernel
 
     def _from_bundle(
         self, launcher: Launcher, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any, config: Any
     ) -> Any:
         """Launch a packed kernel that the bundles' index knows; None where Triton's own way must be taken."""
-        function = launcher.function
-        if config is None or function is None:
-            return None
-        inner = {**kwargs, **config.all_kwargs()}
         packed = prebaked() if config.pre_hook is None else None
-        if packed is None or grid is None or len(inner) != len(kwargs) + len(config.all_kwargs()):
+        function = launcher.function
+        inner = {**kwargs, **config.all_kwargs()}
+        unique = len(inner) == len(kwargs) + len(config.all_kwargs())
+        if packed is None or function is None or grid is None or not unique:
             return None
         for name, heuristic in launcher.heuristics:  # as Heuristics.run does
             named = {**dict(zip(function.arg_names, args, strict=False)), "grid": grid, "warmup": False, **inner}
@@ -130,8 +133,9 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
 
     def _new_launcher(self) -> Launcher:
         self._launcher = Launcher(self, {name: make_bucket(spec) for name, spec in (self.buckets or {}).items()})
-        self.cache: Any = Winners(self.cache)
-        self.cache.launcher = self._launcher
+        if not isinstance(self.cache, Winners):
+            self.cache = Winners(self.cache)
+        self.cache.launchers.add(self._launcher)
         return self._launcher
 
     def _bound_memory(self) -> None:
@@ -139,52 +143,91 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
         if len(self.cache) >= MOST_WINNERS and isinstance(self.cache, Winners) and active().writable is not None:
             self.cache.drop_oldest(MOST_WINNERS // 2)
 
-    def _select(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _select(self, upstream_key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the configs to try for a launch seen for the first time; none leaves it to upstream."""
-        launch = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
         self.nargs = dict(zip(self.arg_names, args, strict=False))
+        self._shape = None
         if interpreting():
-            return list(self.prune_configs(launch)[:1])  # nothing to measure: kernels run as Python
+            return self._pruned(kwargs)[:1]  # nothing to measure: kernels run as Python
+        if is_nested(self):
+            return []
         settings = active()
         gpu = current_gpu()
-        by_key = {config_key(config): config for config in self.configs}
         kernel = kernel_of(self)
         try:
-            found = lookup(self, args, launch, gpu, settings.stores, retune=settings.retune, since=settings.since)
+            found = lookup(self, args, kwargs, gpu, settings.stores, retune=settings.retune, since=settings.since)
         except UnsupportedValue as error:
-            if settings.mode == "frozen":
+            action = self._untuned(settings)
+            if action == "error":
                 raise
-            settings.notice(f"tcache: {kernel.ref} is tuned in memory only: {error.message}")
-            return []
+            if action == "tune":
+                settings.notice(f"tcache: {kernel.ref} is tuned in memory only: {error.message}")
+                return []
+            count("default")
+            settings.notice(f"tcache: {kernel.ref} uses the first config: {error.message}")
+            return self._pruned(kwargs)[:1]
         self._shape = found.shape
         if isinstance(found.verdict, Best):
-            count("hits")
-            if found.verdict.aged:
-                count("aged")
-                settings.notice(
-                    f"tcache: {kernel.ref} was tuned under Triton {found.verdict.aged}, runs under {release}"
-                )
-            return [by_key[found.verdict.config]]
+            config = found.configs[found.verdict.config]
+            self._hit(found.verdict, settings)
+            self.configs_timings = {
+                known: found.timings[key].quantiles for key, known in found.configs.items() if key in found.timings
+            }
+            announce(self, upstream_key, config, None)
+            return [config]
         if found.verdict.reason.startswith("stale"):
             count("stale")
-        action = self._untuned(settings)
-        what = f"tcache: {kernel.ref} [{found.shape}] has no winner on {gpu.name} ({found.verdict.reason})"
+        action, pruned = self._untuned(settings), self._pruned(kwargs)
+        if len(pruned) == 1 and not (action == "tune" and SINGLE_IS_BENCHMARKED):
+            return pruned  # nothing to choose, so nothing to tune
         if action == "tune":
-            winner = tune(self, found.shape, gpu, args, kwargs, settings)
-            config = by_key[winner]
-            # as upstream between benchmarking and the launch: what accumulates starts from zero
-            self.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
-            return [config]
+            tuned = tune(self, found.shape, gpu, args, kwargs, settings, pruned)
+            return [self._tuned(upstream_key, tuned, pruned, kwargs)]
         if action == "error":
             raise self._miss(found, gpu.name, settings)
-        default = self.prune_configs(launch)[0]
-        if action == "nearest" and found.near:
+        what = f"tcache: {kernel.ref} [{found.shape}] has no winner on {gpu.name} ({found.verdict.reason})"
+        near = [(shape, found.configs[key]) for shape, key in found.near if found.configs[key] in pruned]
+        if action == "nearest" and near:
             count("nearest")
-            settings.notice(f"{what}: uses [{found.near[0][0]}]'s config")
-            return [*dict.fromkeys(by_key[key] for _, key in found.near), default]
+            settings.notice(f"{what}: uses [{near[0][0]}]'s config")
+            return [*dict.fromkeys(config for _, config in near), pruned[0]]
         count("default")
         settings.notice(f"{what}: uses the first config")
-        return [default]
+        return pruned[:1]
+
+    def _hit(self, verdict: Best, settings: Active) -> None:
+        count("hits")
+        if verdict.aged:
+            count("aged")
+            settings.notice(
+                f"tcache: {kernel_of(self).ref} was tuned under Triton {verdict.aged}, runs under {release}"
+            )
+
+    def _tuned(self, upstream_key: tuple[Any, ...], tuned: Tuned, pruned: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Do what upstream does between benchmarking and the launch, and return the winner."""
+        by_key = {config_key(config): config for config in [*self.configs, *pruned]}
+        config = by_key[tuned.config]
+        if tuned.seconds is not None:  # else another process did it, and nothing here was touched
+            self.bench_time = tuned.seconds
+            # what accumulates starts from zero
+            self.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
+        self.configs_timings = {by_key[key]: times for key, times in tuned.times.items()}
+        announce(self, upstream_key, config, tuned.seconds)
+        return config
+
+    def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
+        """Return the configs that pruning leaves for a launch.
+
+        Raises:
+            NothingLeft: none; up to Triton 3.8 a fractional ``top_k`` can do that.
+        """
+        pruned = list(self.prune_configs(kwargs))
+        if not pruned:
+            raise NothingLeft(
+                f"{kernel_of(self).ref}: pruning left no config of {len(self.configs)}",
+                f"top_k={self.configs_top_k} rounds down to none: use a larger fraction, or a number of configs",
+            )
+        return pruned
 
     def _tell(self, configs: list[Any]) -> None:
         """Tell whoever listens, see :class:`tcache.active.Active`."""
@@ -215,113 +258,3 @@ def _capturing() -> bool:
     import torch
 
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-
-
-_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-
-
-def expand(space: Mapping[str, Sequence[Any]], where: Callable[[dict[str, Any]], bool] | None = None) -> list[Any]:
-    """Return the ``triton.Config`` list of a compact space.
-
-    Args:
-        space: parameter -> the values it may have; ``num_warps``, ``num_stages``, ``num_ctas`` and ``maxnreg`` are
-            launch options, all others meta-parameters.
-        where: keeps a combination when it returns true for ``{parameter: value}``.
-
-    Raises:
-        ValueError: a parameter has no value, or ``where`` keeps nothing.
-    """
-    for name, values in space.items():
-        if isinstance(values, str) or not list(values):
-            raise ValueError(f"config space: {name} needs a list of values, found {values!r}")
-    found = []
-    for point in itertools.product(*space.values()):
-        row = dict(zip(space, point, strict=True))
-        if where is None or where(dict(row)):
-            options = {name: row.pop(name) for name in _LAUNCH_OPTIONS if name in row}
-            found.append(Config(row, **options))
-    if not found:
-        raise ValueError("config space: `where` keeps no combination")
-    return found
-
-
-def autotune(
-    configs: list[Any] | Mapping[str, Sequence[Any]],
-    key: list[str],
-    prune_configs_by: dict[str, Any] | None = None,
-    reset_to_zero: list[str] | None = None,
-    restore_value: list[str] | None = None,
-    pre_hook: Callable[..., Any] | None = None,
-    post_hook: Callable[..., Any] | None = None,
-    warmup: int | None = None,
-    rep: int | None = None,
-    use_cuda_graph: bool = False,
-    do_bench: Callable[..., Any] | None = None,
-    cache_results: bool = False,  # noqa: ARG001 - upstream's parameter
-    *,
-    where: Callable[[dict[str, Any]], bool] | None = None,
-    buckets: Mapping[str, Any] | None = None,
-    on_untuned: str | None = None,
-) -> Callable[[Any], Autotuner]:
-    """Decorate a ``triton.jit`` function: ``triton.autotune`` with the winners in a store.
-
-    Args:
-        configs: the ``triton.Config`` objects to choose from, or a compact space
-            ``{"BLOCK_M": [64, 128], "num_warps": [4, 8]}``.
-        key: names of the arguments whose values the winner depends on; tensor dtypes always count.
-        prune_configs_by: ``perf_model``, ``top_k``, ``early_config_prune``, as upstream.
-        reset_to_zero: arguments set to zero before each benchmarked launch.
-        restore_value: arguments restored after each benchmarked launch.
-        pre_hook, post_hook: called around each benchmarked launch, as upstream.
-        warmup, rep: milliseconds of warm-up and measurement (deprecated upstream).
-        use_cuda_graph: benchmark with a CUDA graph (deprecated upstream).
-        do_bench: ``do_bench(call, quantiles=…)`` returning milliseconds for each quantile; without one, tcache
-            benchmarks in passes and repeats only configs that may still win.
-        cache_results: accepted for compatibility; the store makes it unnecessary.
-        where: keeps a combination of a compact space.
-        buckets: key argument -> ``"pow2"``, ``"log2"``, ``"multiple:16"``, a list of edges, or a function; sizes of
-            one bucket share a winner. See :func:`tcache.keys.bucket.make_bucket`.
-        on_untuned: what a shape without a winner does outside frozen mode: ``tune``, ``nearest`` (the nearest tuned
-            shape's config, else the first), ``default`` (the first config) or ``error``. Left out: ``tune`` in mode
-            tune, ``nearest`` in mode lookup.
-
-    Returns:
-        A decorator that makes an :class:`Autotuner`.
-
-    Raises:
-        ValueError: a bucket, ``on_untuned`` or the space is not what it should be; upstream's checks of the names in
-            ``key`` (Triton 3.9).
-    """
-    if on_untuned is not None and on_untuned not in ON_UNTUNED:
-        raise ValueError(f"on_untuned={on_untuned!r}: expected one of {', '.join(ON_UNTUNED)}")
-    for name, spec in (buckets or {}).items():
-        make_bucket(spec)
-        if name not in key:
-            raise ValueError(f"buckets: {name!r} is not in key={key}")
-    if where is not None and isinstance(configs, list):
-        raise ValueError("where: goes with a compact config space, not with a list of configs")
-    listed = configs if isinstance(configs, list) or configs is None else expand(configs, where)
-
-    def decorator(fn: Any) -> Autotuner:
-        tuner = Autotuner(
-            fn,
-            fn.arg_names,
-            listed,
-            key,
-            reset_to_zero,
-            restore_value,
-            pre_hook=pre_hook,
-            post_hook=post_hook,
-            prune_configs_by=prune_configs_by,
-            warmup=warmup,
-            rep=rep,
-            use_cuda_graph=use_cuda_graph,
-            do_bench=do_bench,
-            cache_results=False,
-        )
-        if buckets:
-            tuner.buckets = dict(buckets)
-        tuner.on_untuned = on_untuned
-        return tuner
-
-    return decorator

@@ -8,6 +8,7 @@ __all__ = [
     "CompilerMissing",
     "KernelError",
     "ManifestError",
+    "NothingLeft",
     "OutputError",
     "StoreError",
     "TcacheError",
@@ -60,6 +61,10 @@ class ManifestError(TcacheError):
 
 class KernelError(TcacheError):
     """A kernel reference that does not lead to a kernel, or a wrapper that cannot be replayed."""
+
+
+class NothingLeft(TcacheError, ValueError):
+    """Pruning left no config of an autotuner; a ``ValueError`` too, which is what Triton's autotuner ends in."""
 
 
 class UnknownGPU(TcacheError):

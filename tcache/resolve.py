@@ -90,7 +90,7 @@ def resolve(
     """Resolve every launch of every case for one GPU, under the stub driver.
 
     Args:
-        cases: manifest cases.
+        cases: manifest cases; those for other GPUs are passed over.
         gpu: for which GPU.
         stores: where the best configs are.
         untuned: one of :data:`UNTUNED`.
@@ -105,7 +105,7 @@ def resolve(
     open_: list[Unresolved] = []
     with stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()):
         for case in cases:
-            for launch in launches(case):
+            for launch in launches(case) if case.runs_on(gpu.name) else []:
                 _resolve_launch(launch, gpu, stores, untuned, done, open_)
     return done, open_
 
@@ -120,8 +120,7 @@ def _resolve_launch(
 
     def choose(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         nonlocal shape, notice, tuned, space
-        by_key = {config_key(config): config for config in autotuner.configs}
-        space = space_identity(by_key)
+        space = space_identity(config_key(config) for config in autotuner.configs)
         named = named_arguments(autotuner, args, kwargs)
         absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in named]
         if absent:
@@ -134,14 +133,18 @@ def _resolve_launch(
         if isinstance(found.verdict, Best):
             tuned = kernel_of(autotuner)
             notice = f"tuned under Triton {found.verdict.aged}" if found.verdict.aged else None
-            return [by_key[found.verdict.config]]
-        if untuned == "nearest" and found.near:
-            notice = f"untuned: config of [{found.near[0][0]}]"
-            return [by_key[found.near[0][1]]]
+            return [found.configs[found.verdict.config]]
+        autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
+        pruned = autotuner.prune_configs(kwargs)
+        if len(pruned) == 1:  # nothing to choose, so nothing to tune
+            return list(pruned)
+        near = [(other, found.configs[key]) for other, key in found.near if found.configs[key] in pruned]
+        if untuned == "nearest" and near:
+            notice = f"untuned: config of [{near[0][0]}]"
+            return [near[0][1]]
         if untuned in ("nearest", "default"):
             notice = "untuned: first config"
-            autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
-            return [autotuner.prune_configs(kwargs)[0]]
+            return [pruned[0]]
         kernel = kernel_of(autotuner).ref
         open_.append(Unresolved(gpu, kernel, shape, found.verdict.reason, launch.where, launch.ref))
         return []

@@ -96,7 +96,8 @@ def _packed_manifests(bundle: Bundle, root: Path) -> list[Path]:
                 f"{root / relative}: changed after packing",
                 "pack again, or give the manifest as a further argument to verify against the new one",
             )
-        found.append(root / relative)
+        if not row["part"]:
+            found.append(root / relative)
     return found
 
 
@@ -173,7 +174,7 @@ def _replay(request: dict[str, Any]) -> Report:
         compile_events(lambda name, hit: None if hit else compiled.append(name)),
     ):
         for manifest in request["manifests"]:
-            for case in load_manifest(Path(manifest)).cases():
+            for case in load_manifest(Path(manifest)).cases(gpu.name):
                 for launch in launches(case):
                     report.launches += 1
                     why = _launch(launch, settings.bundles[0], entries)

@@ -1,4 +1,4 @@
-"""Which Triton this is, without reading it: the digests that its installer recorded, and whether the files are still so.
+"""Which Triton this is, without reading it: the digests that its installer recorded, and whether they hold.
 
 ``triton_key`` hashes 415 MB of ``libtriton`` in every process. An installed wheel has a ``RECORD`` with the SHA-256 and
 the size of each file, written after the files were. One digest over these rows names the distribution; a file that is

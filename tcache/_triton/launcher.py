@@ -88,7 +88,7 @@ class Launcher:
         while type(function) is Heuristics:
             self.heuristics += function.values.items()
             function = function.fn
-        self.function = function if type(function) is JITFunction else None
+        self.function: Any = function if type(function) is JITFunction else None
         self._watched: _Watched | None = None
         self.variants: dict[Any, Callable[..., Any]] = {}
         self._entries: dict[Any, tuple[Callable[..., Any], dict[Any, Any]]] = {}
@@ -137,29 +137,12 @@ class Launcher:
         Returns:
             Whether it could be remembered.
         """
-        function = self.function
-        if function is None or config.pre_hook is not None or type(kernel) is not CompiledKernel or not kernel.module:
+        function, watched = self.function, self._watch(config, kernel)
+        if watched is None:
             return False
-        watched = self._watched
-        if watched is None or not self._still(watched):
-            self.forget()
-            watched = self._watched = _Watched(function)
-        if not watched.quiet() or function.pre_run_hooks or kernel.metadata.target.backend != "cuda":
-            return False
-        kinds = _kinds(args, kwargs)
-        made = self._entries.get(kinds)
+        made = self._code(_kinds(args, kwargs), tuner, args, kwargs, watched, depends)
         if made is None:
-            shape = Shape.of(function, tuner.keys, self._buckets, self.heuristics, args, kwargs)
-            if shape is None or len(self._entries) >= MOST_KINDS:
-                if len(self._refused) < MOST_KINDS:
-                    self._refused.add(kinds)
-                return False
-            table: dict[Any, Any] = {}
-            if depends is None:
-                depends = [(space, name, value) for (name, _), (value, space) in function.used_global_vals.items()]
-            launch, key_of = functions(shape, table, watched, tuner, function, depends)
-            made = self._entries[kinds] = (key_of, table)
-            self.variants[kinds] = launch
+            return False
         key_of, table = made
         function.device_caches[watched.driver.get_current_device()]  # made anew after somebody cleared it: see _guards
         try:
@@ -169,21 +152,57 @@ class Launcher:
             return False
         given = {*function.arg_names[: len(args)], *kwargs, *(name for name, _ in self.heuristics)}
         rest = tuple(bound[name] for name in function.arg_names if name not in given)
-        meta = config.all_kwargs()
         entry = (kernel, kernel.run, kernel.function, kernel.packed_metadata, config, rest)
         if len(table) >= LARGEST:
             for old in list(table)[: LARGEST // 2]:
                 table.pop(old, None)
-        if self.heuristics:
-            known = table.get(key)
-            inside = known[1] if known is not None and known[0] == meta else {}
-            if len(inside) >= LARGEST:
-                inside.clear()
-            inside[inner] = entry
-            table[key] = (meta, inside)
-        else:
+        if not self.heuristics:
             table[key] = entry
+            return True
+        meta = config.all_kwargs()
+        known = table.get(key)
+        inside = known[1] if known is not None and known[0] == meta and len(known[1]) < LARGEST else {}
+        inside[inner] = entry
+        table[key] = (meta, inside)
         return True
+
+    def _watch(self, config: Any, kernel: Any) -> _Watched | None:
+        """Return what learnt launches depend on, after forgetting those of another state; None to learn nothing."""
+        function = self.function
+        if function is None or config.pre_hook is not None or type(kernel) is not CompiledKernel or not kernel.module:
+            return None
+        watched = self._watched
+        if watched is None or not self._still(watched):
+            self.forget()
+            watched = self._watched = _Watched(function)
+        loud = not watched.quiet() or function.pre_run_hooks or kernel.metadata.target.backend != "cuda"
+        return None if loud else watched
+
+    def _code(
+        self,
+        kinds: Any,
+        tuner: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        watched: _Watched,
+        depends: list[tuple[dict[str, Any], str, Any]] | None,
+    ) -> tuple[Callable[..., Any], dict[Any, Any]] | None:
+        """Return key function and table for such arguments, making the code for them at first; None: not known."""
+        made = self._entries.get(kinds)
+        if made is not None:
+            return made
+        function = self.function
+        shape = Shape.of(function, tuner.keys, self._buckets, self.heuristics, args, kwargs)
+        if shape is None or len(self._entries) >= MOST_KINDS:
+            if len(self._refused) < MOST_KINDS:
+                self._refused.add(kinds)
+            return None
+        if depends is None:
+            depends = [(space, name, value) for (name, _), (value, space) in function.used_global_vals.items()]
+        table: dict[Any, Any] = {}
+        self.variants[kinds], key_of = functions(shape, table, watched, tuner, function, depends)
+        self._entries[kinds] = key_of, table
+        return key_of, table
 
     def _still(self, watched: _Watched) -> bool:
         now = _Watched(self.function)
@@ -198,14 +217,16 @@ def _kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class Winners(dict[Any, Any]):
     """An autotuner's ``cache``; when a winner is changed or taken away, what was learnt from it is forgotten."""
 
-    launcher: Launcher | None = None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()  # of the autotuner and of its copies
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
     def _changed(self) -> None:
-        if self.launcher is not None:
-            self.launcher.forget()
+        for launcher in list(self.launchers):
+            launcher.forget()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self.get(key, value) is not value:

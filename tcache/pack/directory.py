@@ -73,7 +73,7 @@ def pack_directory(
     members = entry_members(resolved, include_ir)
     members += store_members(resolved, stores)
     members.append(Member("index.json", index_text(resolved)))
-    copies = [_manifest_member(manifest) for manifest in manifests]
+    copies = _manifest_members(manifests)
     members += [member for member, _ in copies]
     helpers, helper_rows = _helper_members(resolved) if with_native else ([], [])
     members += helpers
@@ -130,14 +130,20 @@ def _gpus(resolved: list[Resolved]) -> list[dict[str, Any]]:
     return [found[name] for name in sorted(found)]
 
 
-def _manifest_member(manifest: LoadedManifest) -> tuple[Member, dict[str, Any]]:
-    """Return a manifest's copy and its row; the path is kept only relative to the working directory."""
+def _manifest_members(manifests: list[LoadedManifest]) -> list[tuple[Member, dict[str, Any]]]:
+    """Return the manifests' copies and their rows, with everything they include; paths are kept only relative to the
+    working directory. A ``part`` is replayed through the manifest that includes it.
+    """
     here = Path.cwd().resolve()
-    path = manifest.path.resolve()
-    relative = path.relative_to(here).as_posix() if path.is_relative_to(here) else None
-    data = path.read_bytes()
-    file = f"manifests/{sha256_bytes(data)[:8]}-{path.name}"
-    return Member(file, data), {"file": file, "path": relative}
+    whole = {manifest.path.resolve() for manifest in manifests}
+    found: dict[Path, tuple[Member, dict[str, Any]]] = {}
+    for path in (each.resolve() for manifest in manifests for each in manifest.files()):
+        relative = path.relative_to(here).as_posix() if path.is_relative_to(here) else None
+        data = path.read_bytes()
+        file = f"manifests/{sha256_bytes(data)[:8]}-{path.name}"
+        row: dict[str, Any] = {"file": file, "path": relative}
+        found.setdefault(path, (Member(file, data), row if path in whole else {**row, "part": True}))
+    return list(found.values())
 
 
 def _helper_members(resolved: list[Resolved]) -> tuple[list[Member], list[dict[str, Any]]]:

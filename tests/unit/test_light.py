@@ -61,7 +61,7 @@ LAYERS = [
     ["verify", "pack", "warmup", "project", "supervise", "tuneworker"],
     ["resolve"],
     ["replay"],
-    ["adopting"],
+    ["adopting", "decorate"],
     ["autotuner"],
     ["prebaked", "tuning"],
     ["lookup"],
