@@ -12,6 +12,7 @@ from tcache._triton.mock import MockTensor
 from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
 from tcache.manifest.model import CallItem, Constant, KernelItem, Tensor
+from tcache.replay.machine import with_torch
 from tcache.replay.ref import KernelRef, load
 
 if TYPE_CHECKING:
@@ -52,25 +53,27 @@ def launches(case: Case) -> list[Launch]:
         ManifestError: the case does not fit the kernel, or the wrapper failed; the message has the manifest's line.
         KernelError: the ref leads nowhere.
     """
-    target = _load(case)
-    if isinstance(case.item, KernelItem):
+    with with_torch(needed=isinstance(case.item, CallItem)):
+        target = _load(case)
+        if not isinstance(case.item, KernelItem):
+            return _replay_call(case, target)
         kernel = _kernel(case, target)
         make = _ghost if "torch" in sys.modules else _mock
         arguments = _arguments(case, make)
         return [Launch(kernel, (), arguments, case.where, case.ref, _grid(case, arguments))]
-    return _replay_call(case, target)
 
 
 def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
-    from tcache.replay.ghost import GhostMode
+    from tcache.replay.values import forget
 
     found: list[Launch] = []
 
     def sink(kernel: Any, _grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(Launch(kernel, args, kwargs, case.where, case.ref))
+        forget((args, kwargs))  # the kernel may write to any of them
 
     arguments = _arguments(case, _ghost)
-    with outermost_launches(sink), GhostMode():
+    with outermost_launches(sink):
         try:
             wrapper(**arguments)
         except TcacheError:
@@ -234,6 +237,16 @@ def _scope(case: Case) -> str:
 
 
 def _wrapper_failed(case: Case, error: BaseException) -> ManifestError:
+    where = getattr(error, "where", None)
+    if where is not None and "torch" in sys.modules:
+        from tcache.replay.values import ValueUnknown
+
+        if isinstance(error, ValueUnknown):
+            return ManifestError(
+                case.where,
+                f"{case.ref} cannot be replayed for {_scope(case)}: {error}",
+                "spell its launches out with 'kernel:', or record them on a GPU with `tcache record`",
+            )
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename and "/tcache/replay/" not in f.filename]
     where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -14,7 +14,7 @@ from typing import Any
 
 from tcache.errors import KernelError
 
-__all__ = ["KernelRef", "load"]
+__all__ = ["KernelRef", "forget_modules", "load"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def load(ref: KernelRef, folder: Path) -> Any:
     Raises:
         KernelError: no such file, module or function, or its import failed; the message has the failing line.
     """
+    before = set(sys.modules)
     module = _file(folder / ref.module) if ref.is_path else _module(ref.module)
+    _imported.update(set(sys.modules) - before)
     found: Any = module
     for name in ref.attribute.split("."):
         if not hasattr(found, name):
@@ -72,6 +74,23 @@ def load(ref: KernelRef, folder: Path) -> Any:
             raise KernelError(f"{ref.module} has no function {name!r}", hint)
         found = getattr(found, name)
     return found
+
+
+_imported: set[str] = set()
+"""Modules that refs brought in."""
+
+
+def forget_modules(packages: set[str]) -> None:
+    """Let the next :func:`load` import packages again, where it was refs that brought them in.
+
+    Args:
+        packages: top-level names.
+    """
+    for name in [name for name in _imported if name.partition(".")[0] in packages]:
+        _imported.discard(name)
+        module = sys.modules.pop(name, None)
+        for path in [path for path, loaded in _loaded.items() if loaded is module]:
+            del _loaded[path]
 
 
 def _module(name: str) -> ModuleType:

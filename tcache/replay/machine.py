@@ -1,0 +1,101 @@
+"""The machine a replay believes it runs on: Triton's driver, ``torch.cuda`` and ghost tensors for one GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from tcache._triton.driver import current_properties, current_target, stub
+from tcache.keys.gpu import GPU
+from tcache.replay.ref import forget_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["machine", "with_torch"]
+
+
+class _Machine:
+    def __init__(self, gpu: GPU, stack: contextlib.ExitStack) -> None:
+        self.gpu = gpu
+        self.stack = stack
+        self.has_torch = False
+
+    def need_torch(self) -> None:
+        if not self.has_torch:
+            # meta kernels import it; it files torch.cuda's functions by identity, so it must see the real ones
+            import torch._dynamo
+
+            from tcache.replay.autocast import autocast_for_ghosts
+            from tcache.replay.cuda import torch_cuda_for
+            from tcache.replay.ghost import GhostMode, hooks_in_mode
+
+            self.stack.enter_context(torch_cuda_for(self.gpu, _note))
+            self.stack.enter_context(autocast_for_ghosts())
+            self.stack.enter_context(hooks_in_mode())
+            self.stack.enter_context(GhostMode())
+            self.has_torch = True
+
+
+_machines: list[_Machine] = []
+_askers: set[str] = set()
+_last: list[GPU] = []
+
+
+def _note() -> None:
+    """Remember which package asked about the GPU: it may keep the answer, in a constant or a cached function."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        root = frame.f_globals.get("__name__", "").partition(".")[0]
+        if root not in ("torch", "tcache", "triton", "contextlib", "functools", ""):
+            _askers.add(root)
+            return
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def machine(gpu: GPU) -> Iterator[None]:
+    """Believe, inside the block, that this machine has one ``gpu``.
+
+    Modules that kernel refs imported and that asked about the GPU are imported anew for another GPU: many keep what
+    they were told in module constants or behind ``functools.cache``.
+    """
+    if _last and _last[0] != gpu:
+        forget_modules(_askers)
+        _askers.clear()
+    _last[:] = [gpu]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties(), _note))
+        here = _Machine(gpu, stack)
+        _machines.append(here)
+        try:
+            if "torch" in sys.modules:
+                here.need_torch()
+            yield
+        finally:
+            _machines.pop()
+
+
+@contextlib.contextmanager
+def with_torch(*, needed: bool) -> Iterator[None]:
+    """Let torch, if it is needed or imported already, believe in the machine of the enclosing block.
+
+    Outside :func:`machine` the active driver's target is believed, inside this block only.
+    """
+    if not needed and "torch" not in sys.modules:
+        yield
+    elif _machines:
+        _machines[-1].need_torch()
+        yield
+    else:
+        with contextlib.ExitStack() as stack:
+            _Machine(_of_the_driver(), stack).need_torch()
+            yield
+
+
+def _of_the_driver() -> GPU:
+    backend, arch, warp_size = current_target()
+    facts = current_properties()
+    count, shared = facts.get("multiprocessor_count", 0), facts.get("max_shared_mem", 0)
+    return GPU(f"a GPU of target {backend}:{arch}", backend, arch, warp_size, count, shared)
