@@ -72,9 +72,11 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except ValueUnknown:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        if ghosts and reads_values(error, resolve_name(func) or str(func)):
+        if not ghosts or not reads_values(error, resolve_name(func) or str(func)):
+            raise
+        if values is None:
             raise ValueUnknown(_name(func)) from error
-        raise
+        return _as_ghosts(values)
     if wanted is not None:
         _mark(result, wanted)
     elif ghosts and any(hasattr(value, "_tcache_device") for value in ghosts):
@@ -155,7 +157,11 @@ def _values(func: Any, args: Any, kwargs: Any, inputs: list[Any], wanted: Any) -
     """Run an operation on the values of small tensors as well, where all of them are known; else return None."""
     if not inputs and (func not in _STATED or wanted is None or wanted.type != "cuda"):
         return None
-    if inputs and not any(hasattr(value, "_tcache_value") for value in inputs):
+    if func in _LIKE:
+        if not inputs[0].is_meta or inputs[0].numel() > LIMIT or wanted not in (None, _FIRST):
+            return None
+        args = (torch.empty(inputs[0].shape, dtype=inputs[0].dtype), *args[1:])
+    elif inputs and not any(hasattr(value, "_tcache_value") for value in inputs):
         return None
     name = getattr(func, "__name__", "")
     if "out" in kwargs or (name.endswith("_") and not name.endswith("__")) or any(part in name for part in _RANDOM):
@@ -173,6 +179,15 @@ def _values(func: Any, args: Any, kwargs: Any, inputs: list[Any], wanted: Any) -
 
 class _Unknown(Exception):
     pass
+
+
+def _as_ghosts(values: Any) -> Any:
+    """Return the result of an operation that needs values, done on known ones, with its tensors on the GPU."""
+    if isinstance(values, torch.Tensor):
+        made = values.to("meta")
+        keep(made, values)
+        return made
+    return type(values)(map(_as_ghosts, values)) if isinstance(values, (tuple, list)) else values
 
 
 def _real(value: Any) -> Any:
@@ -271,6 +286,9 @@ def _set_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the engine inside the mode: a custom function's ``backward`` is the user's code."""
+    if func is torch.Tensor.backward and len(args) == 1 and kwargs.get("gradient") is None and args[0].numel() == 1:
+        seed = torch.ones((), dtype=args[0].dtype).expand_as(torch.empty(args[0].shape))
+        kwargs["gradient"] = _move(seed, _place_of(args[0]), (), {})  # its value is known, as on a GPU it would be
     engine = torch.autograd._engine_run_backward
     torch.autograd._engine_run_backward = _in_mode(engine)
     try:
@@ -349,6 +367,7 @@ _SPECIAL: dict[Any, Any] = {
     torch.Tensor.repeat_interleave: _repeat,
     torch.repeat_interleave: _repeat,
     torch.Tensor.backward: _backward,
+    torch.autograd.backward: _backward,
     torch.autograd.grad: _backward,
     torch.Tensor.data.__set__: _set_data,
     torch.Tensor.pin_memory: _same,
@@ -376,6 +395,7 @@ _ARBITRARY = {
 _STATED = {
     torch.tensor, torch.as_tensor, torch.asarray, torch.arange, torch.zeros, torch.ones, torch.full, torch.linspace,
 }  # fmt: skip
+_LIKE = {torch.zeros_like, torch.ones_like, torch.full_like}
 _RANDOM = ("rand", "empty", "dropout", "bernoulli", "multinomial", "normal", "exponential", "resize")
 
 
@@ -391,5 +411,6 @@ def ghost(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: i
     last = (
         offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else offset
     )
-    storage = torch.empty(last + 1, dtype=getattr(torch, dtype), device="meta")
-    return storage.as_strided(shape, stride, offset)
+    with torch._C.DisableTorchFunction():  # inside the mode "meta" would be a place of its own
+        storage = torch.empty(last + 1, dtype=getattr(torch, dtype), device="meta")
+        return storage.as_strided(shape, stride, offset)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tcache._triton.kernels import is_kernel, jit_of, outermost_launches
 from tcache._triton.mock import MockTensor
+from tcache._triton.written import written_arguments
 from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
 from tcache.manifest.model import CallItem, Constant, KernelItem, Tensor
@@ -70,7 +71,9 @@ def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
 
     def sink(kernel: Any, _grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(Launch(kernel, args, kwargs, case.where, case.ref))
-        forget((args, kwargs))  # the kernel may write to any of them
+        named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+        written = written_arguments(kernel)
+        forget([value for name, value in named.items() if name in written or isinstance(value, (tuple, list))])
 
     arguments = _arguments(case, _ghost)
     with outermost_launches(sink):

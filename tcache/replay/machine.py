@@ -31,6 +31,8 @@ class _Machine:
             from tcache.replay.cuda import torch_cuda_for
             from tcache.replay.ghost import GhostMode, hooks_in_mode
 
+            # what torch.compile would generate belongs to torch: the functions it wraps run as they are written
+            self.stack.enter_context(torch.compiler.set_stance("force_eager"))
             self.stack.enter_context(torch_cuda_for(self.gpu, _note))
             self.stack.enter_context(autocast_for_ghosts())
             self.stack.enter_context(hooks_in_mode())

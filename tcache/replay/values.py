@@ -2,8 +2,9 @@
 
 A ghost has no values. Where a program states them (``torch.tensor([0, 100], device="cuda")``, ``torch.arange``) they
 are kept beside the ghost, and operations on small tensors carry them along, so that code may read back what it
-wrote, as variable-length wrappers do. A kernel or an in-place operation makes them unknown again: what is kept is
-valid for one value of torch's version counter, which all views of a tensor share.
+wrote, as variable-length wrappers do. A kernel that may write to them or an in-place operation makes them unknown
+again: what is kept is valid for one value of torch's version counter, which all views of a tensor share, and of the
+count of such kernels.
 """
 
 from __future__ import annotations
@@ -60,22 +61,30 @@ def keep(ghost: Any, value: Any) -> None:
         value: a CPU tensor of the same shape that nobody else writes to.
     """
     if value.numel() <= LIMIT and not ghost.is_inference():
-        ghost._tcache_value = (value.detach(), ghost._version)
+        ghost._tcache_value = (value.detach(), _age(ghost))
 
 
 def known(ghost: Any) -> Any:
     """Return the values of a ghost as a CPU tensor, None when they are not known."""
     kept = getattr(ghost, "_tcache_value", None)
-    if kept is None or ghost.is_inference() or ghost._version != kept[1]:
+    if kept is None or ghost.is_inference() or _age(ghost) != kept[1]:
         return None
     return kept[0]
+
+
+_launches: dict[int, int] = {}
+"""Storage -> kernels that may have written to it. torch's own counter would make autograd refuse a backward pass."""
+
+
+def _age(ghost: Any) -> tuple[int, int]:
+    return ghost._version, _launches.get(ghost.untyped_storage()._cdata, 0)
 
 
 def forget(value: Any) -> None:
     """Note that a kernel may have written to every tensor in ``value``."""
     if isinstance(value, torch.Tensor):
-        if not value.is_inference():
-            torch.autograd.graph.increment_version(value)
+        storage = value.untyped_storage()._cdata
+        _launches[storage] = _launches.get(storage, 0) + 1
     elif isinstance(value, (tuple, list)):
         for item in value:
             forget(item)
