@@ -119,7 +119,8 @@ def _resolve_launch(
         by_key = {config_key(config): config for config in autotuner.configs}
         space = space_identity(by_key)
         named = named_arguments(autotuner, args, kwargs)
-        absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in named]
+        known = {*named, *(name for config in autotuner.configs for name in config.all_kwargs())}
+        absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in known]
         if absent:
             raise ManifestError(launch.where, f"{launch.ref} needs its key argument {', '.join(absent)}")
         found = lookup(autotuner, args, kwargs, gpu, stores)

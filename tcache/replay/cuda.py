@@ -239,11 +239,13 @@ def _replacements(gpu: GPU, note: Callable[[], None]) -> list[tuple[Any, dict[st
         (torch.accelerator, {name: value for name, value in accelerator.items() if value is not None}),
         (torch, {"Generator": _Generator}),
         (torch.backends.cuda, {"is_built": always(True)}),
+        (getattr(torch.backends.cudnn, "m", torch.backends.cudnn), {"is_acceptable": always(False)}),
+        (torch.Tensor, {"record_stream": nothing}),  # its parser takes no other stream than torch's own
     ]
 
 
-_NEW = {"_C"}
-"""Modules that may lack the names: a torch built without CUDA has none of the functions below ``torch.cuda``."""
+_NEW = {"_C", "Tensor"}
+"""What may lack the names: a torch built without CUDA has none of the functions below ``torch.cuda``."""
 
 
 @contextlib.contextmanager

@@ -65,10 +65,9 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ghosts = [value for value in inputs if value.is_meta]
     if ghosts:
         kwargs.pop("generator", None)
-    below = tuple(_below(_resolve(value)) if isinstance(value, torch.device) else value for value in args)
     values = _values(func, args, kwargs, inputs, wanted) if ghosts or wanted is not None else None
     try:
-        result = func(*below, **kwargs)
+        result = func(*args, **kwargs)
     except ValueUnknown:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
@@ -77,11 +76,14 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if values is None:
             raise ValueUnknown(_name(func)) from error
         return _as_ghosts(values)
+    if func in _PRESERVING and result.is_meta and result.shape == inputs[0].shape:
+        result = _strides_of(inputs[0], result, kwargs.get("memory_format"))
     if wanted is not None:
         _mark(result, wanted)
-    elif ghosts and any(hasattr(value, "_tcache_device") for value in ghosts):
-        marks = {value._tcache_device if hasattr(value, "_tcache_device") else _FIRST for value in ghosts}
-        _mark(result, next(iter(marks)) if len(marks) == 1 else _FIRST)
+    elif ghosts:
+        marks = {_place_of(value) for value in ghosts}
+        if marks != {_FIRST}:
+            _mark(result, marks.pop() if len(marks) == 1 else _FIRST)
     if values is not None:
         _keep_all(result, values)
     return result
@@ -131,16 +133,20 @@ def _place_of(tensor: Any) -> torch.device:
     """Return the device that a tensor claims."""
     if not tensor.is_meta:
         return tensor.device  # type: ignore[no-any-return]
-    return getattr(tensor, "_tcache_device", _FIRST)
+    if tensor.layout != torch.strided:
+        return _FIRST
+    return getattr(tensor.untyped_storage(), "_tcache_device", _FIRST)
 
 
 def _mark(result: Any, device: torch.device) -> None:
+    """Mark where tensors are: on their storage, which views, parameters and detached tensors share."""
     for value in _flat(result):
-        if isinstance(value, torch.Tensor) and value.is_meta:
+        if isinstance(value, torch.Tensor) and value.is_meta and value.layout == torch.strided:
+            storage = value.untyped_storage()
             if device != _FIRST:
-                value._tcache_device = device
-            elif hasattr(value, "_tcache_device"):
-                del value._tcache_device
+                storage._tcache_device = device
+            elif hasattr(storage, "_tcache_device"):
+                del storage._tcache_device
 
 
 def _large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -151,6 +157,15 @@ def _large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None
     _mark(made, _CPU)
     return made
+
+
+def _strides_of(source: Any, made: Any, memory_format: Any) -> Any:
+    """Give a tensor made like another its strides, also along sizes of 1, where torch's meta functions invent them."""
+    kept = memory_format in (None, torch.preserve_format) and made.stride() != source.stride()
+    if not kept or any(a != b and size != 1 for a, b, size in zip(made.stride(), source.stride(), made.shape, strict=True)):
+        return made
+    with torch.no_grad():
+        return made.detach().as_strided(source.shape, source.stride()).requires_grad_(made.requires_grad)
 
 
 def _values(func: Any, args: Any, kwargs: Any, inputs: list[Any], wanted: Any) -> Any:
@@ -396,6 +411,7 @@ _STATED = {
     torch.tensor, torch.as_tensor, torch.asarray, torch.arange, torch.zeros, torch.ones, torch.full, torch.linspace,
 }  # fmt: skip
 _LIKE = {torch.zeros_like, torch.ones_like, torch.full_like}
+_PRESERVING = {*_LIKE, torch.empty_like, torch.rand_like, torch.randn_like}
 _RANDOM = ("rand", "empty", "dropout", "bernoulli", "multinomial", "normal", "exponential", "resize")
 
 

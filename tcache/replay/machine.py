@@ -34,39 +34,44 @@ class _Machine:
             # what torch.compile would generate belongs to torch: the functions it wraps run as they are written
             self.stack.enter_context(torch.compiler.set_stance("force_eager"))
             self.stack.enter_context(torch_cuda_for(self.gpu, _note))
-            self.stack.enter_context(autocast_for_ghosts())
-            self.stack.enter_context(hooks_in_mode())
-            self.stack.enter_context(GhostMode())
+            if not any(outer.has_torch for outer in _machines if outer is not self):
+                self.stack.enter_context(autocast_for_ghosts())
+                self.stack.enter_context(hooks_in_mode())
+                self.stack.enter_context(GhostMode())
             self.has_torch = True
 
 
 _machines: list[_Machine] = []
-_askers: set[str] = set()
-_last: list[GPU] = []
+_OURS = ("torch", "triton", "functools", "contextlib")
+_imported: set[str] = set()
+_asked = False
+_last: GPU | None = None
 
 
 def _note() -> None:
-    """Remember which package asked about the GPU: it may keep the answer, in a constant or a cached function."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        root = frame.f_globals.get("__name__", "").partition(".")[0]
-        if root not in ("torch", "tcache", "triton", "contextlib", "functools", ""):
-            _askers.add(root)
-            return
-        frame = frame.f_back  # type: ignore[assignment]
+    """Remember that code asked about the GPU: it may keep the answer, in a constant or a cached function."""
+    global _asked  # noqa: PLW0603 - one process, one memory of what was asked
+    if not _asked:
+        frame = sys._getframe(2)  # past the answering function
+        while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+            frame = frame.f_back  # type: ignore[assignment]
+        _asked = frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "tcache"
 
 
 @contextlib.contextmanager
 def machine(gpu: GPU) -> Iterator[None]:
     """Believe, inside the block, that this machine has one ``gpu``.
 
-    Modules that kernel refs imported and that asked about the GPU are imported anew for another GPU: many keep what
+    Where code asked about the GPU, the modules imported meanwhile are imported anew for another GPU: many keep what
     they were told in module constants or behind ``functools.cache``.
     """
-    if _last and _last[0] != gpu:
-        forget_modules(_askers)
-        _askers.clear()
-    _last[:] = [gpu]
+    global _asked, _last  # noqa: PLW0603
+    if _asked and _last != gpu:
+        forget_modules(_imported)
+        _imported.clear()
+        _asked = False
+    _last = gpu
+    before = set(sys.modules)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties(), _note))
         here = _Machine(gpu, stack)
@@ -77,6 +82,8 @@ def machine(gpu: GPU) -> Iterator[None]:
             yield
         finally:
             _machines.pop()
+            new = set(sys.modules) - before
+            _imported.update(name for name in new if name.partition(".")[0] not in (*_OURS, "tcache"))
 
 
 @contextlib.contextmanager

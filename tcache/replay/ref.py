@@ -63,9 +63,7 @@ def load(ref: KernelRef, folder: Path) -> Any:
     Raises:
         KernelError: no such file, module or function, or its import failed; the message has the failing line.
     """
-    before = set(sys.modules)
     module = _file(folder / ref.module) if ref.is_path else _module(ref.module)
-    _imported.update(set(sys.modules) - before)
     found: Any = module
     for name in ref.attribute.split("."):
         if not hasattr(found, name):
@@ -76,21 +74,22 @@ def load(ref: KernelRef, folder: Path) -> Any:
     return found
 
 
-_imported: set[str] = set()
-"""Modules that refs brought in."""
-
-
-def forget_modules(packages: set[str]) -> None:
-    """Let the next :func:`load` import packages again, where it was refs that brought them in.
+def forget_modules(names: set[str]) -> None:
+    """Let modules be imported again, but for those of packages that have compiled parts: these load once only.
 
     Args:
-        packages: top-level names.
+        names: dotted names of modules.
     """
-    for name in [name for name in _imported if name.partition(".")[0] in packages]:
-        _imported.discard(name)
-        module = sys.modules.pop(name, None)
-        for path in [path for path, loaded in _loaded.items() if loaded is module]:
-            del _loaded[path]
+    fixed = {name.partition(".")[0] for name in names if _is_compiled(sys.modules.get(name))}
+    for name in names:
+        if name.partition(".")[0] not in fixed | set(sys.stdlib_module_names):
+            module = sys.modules.pop(name, None)
+            for path in [path for path, loaded in _loaded.items() if loaded is module]:
+                del _loaded[path]
+
+
+def _is_compiled(module: ModuleType | None) -> bool:
+    return str(getattr(module, "__file__", None) or "").endswith((".so", ".pyd"))
 
 
 def _module(name: str) -> ModuleType:
