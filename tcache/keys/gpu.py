@@ -136,10 +136,7 @@ class Hardware:
 @functools.cache
 def _rows() -> list[dict[str, Any]]:
     data = json.loads(resources.files("tcache.keys").joinpath("gpus.json").read_text("utf-8"))
-    return [
-        {**row, "sources": tuple(data["sources"][key] for key in row["sources"])}
-        for row in data["gpus"]
-    ]
+    return [{**row, "sources": tuple(data["sources"][key] for key in row["sources"])} for row in data["gpus"]]
 
 
 @functools.cache

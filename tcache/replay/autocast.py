@@ -96,7 +96,9 @@ def _fp32_result(operator: Any, args: Any, kwargs: Any) -> Any:
     name = f"norm.{operator._overloadname}"
     wider = getattr(torch.ops.aten.norm, _APPENDED[name])
     names = [argument.name for argument in operator._schema.arguments]
-    given = {argument.name: argument.default_value for argument in operator._schema.arguments if argument.has_default_value()}  # noqa: E501
+    given = {
+        argument.name: argument.default_value for argument in operator._schema.arguments if argument.has_default_value()
+    }
     given |= dict(zip(names, args, strict=False)) | kwargs
     dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
     return wider(*[given[name] for name in names], dtype=dtype)
@@ -109,7 +111,7 @@ def _widest(operator: Any, args: Any, kwargs: Any) -> Any:
     return operator(*_cast(args, dtype), **{name: _cast(value, dtype) for name, value in kwargs.items()})
 
 
-def _banned(operator: Any, args: Any, kwargs: Any) -> Any:
+def _banned(operator: Any, _args: Any, _kwargs: Any) -> Any:
     raise RuntimeError(
         f"{operator._schema.name} is unsafe to autocast: on a GPU torch refuses it as well; "
         "use binary_cross_entropy_with_logits"
@@ -153,8 +155,8 @@ def autocast_for_ghosts() -> Iterator[None]:
             library.impl(full, _kernel(operator, _APPLY[policy]), "AutocastPrivateUse1")
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
-    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)  # noqa: FBT003
+    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # noqa: FBT003
     try:
         yield
     finally:

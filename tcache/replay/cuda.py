@@ -1,3 +1,4 @@
+# ruff: noqa: FBT003 - what always answers yes or no
 """``torch.cuda`` for a GPU that is not there: its functions answer from tcache's catalogue while a replay lasts.
 
 Replaced are the functions that ask the driver and, below them, the names they go through, so that a function a
@@ -101,7 +102,9 @@ class _Stream:
 class _Event:
     """An event on such a stream: recorded and past at once."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any) -> None:  # noqa: E501
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+    ) -> None:
         self.cuda_event = 0
 
     def record(self, stream: Any = None) -> None:
@@ -131,7 +134,7 @@ _REAL_GENERATOR = torch.Generator
 class _Generator(_REAL_GENERATOR, metaclass=_GeneratorType):  # type: ignore[misc, valid-type]
     """A CPU generator that claims the device it was asked for."""
 
-    def __new__(cls, device: Any = "cpu") -> Any:
+    def __new__(cls, device: Any = "cpu") -> Any:  # noqa: ARG004
         return _REAL_GENERATOR.__new__(cls, "cpu")
 
     def __init__(self, device: Any = "cpu") -> None:
@@ -173,7 +176,7 @@ def _index(device: Any) -> int:
 
 
 @contextlib.contextmanager
-def _stream(stream: Any = None) -> Iterator[None]:
+def _stream(_stream: Any = None) -> Iterator[None]:
     yield
 
 

@@ -3,7 +3,8 @@
 A ghost is a plain meta tensor; what makes it a ghost is a mode. Inside :class:`GhostMode` every meta tensor answers
 ``device``, ``is_cuda`` and the like for the GPU, whatever says ``cuda`` makes meta tensors, and code that needs values
 gets an error at its line. Since ghosts are of torch's own class, parameters, autograd and custom functions work as
-they are. A ghost elsewhere than on the first GPU (brought to the CPU, or made on ``cuda:1`` or ``meta``) carries a mark.
+they are. A ghost elsewhere than on the first GPU (brought to the CPU, or made on ``cuda:1`` or ``meta``) carries a
+mark.
 
 A meta view's ``data_ptr()`` is its storage offset in bytes, so alignment comes out right, inside the mode and out.
 """
@@ -11,13 +12,14 @@ A meta view's ``data_ptr()`` is its storage offset in bytes, so alignment comes 
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils._device import _device_constructors
 
+from tcache.replay.known import LIKE, as_ghosts, keep_all, values_of
+from tcache.replay.place import CPU, FIRST, below, default_device, flat, mark, place_of, resolve
 from tcache.replay.values import LIMIT, ValueUnknown, keep, known, reads_values
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GhostMode", "ghost", "hooks_in_mode"]
 
-_CPU = torch.device("cpu")
-_Handler = "Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]"
 _LARGE = 16 << 20
 """Bytes from which a CPU tensor of arbitrary content (empty, random) is a ghost too: initial weights of a model."""
 
@@ -46,26 +46,19 @@ class GhostMode(TorchFunctionMode):  # type: ignore[misc]  # untyped here
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call what is no special case: devices replaced, results marked, values carried along."""
-    wanted = kwargs.get("device")
-    if wanted is None and func in _device_constructors():
-        wanted = _default_device()
-        wanted = None if wanted == _CPU and func not in _ARBITRARY else wanted
-    wanted = _resolve(wanted) if wanted is not None else None
-    if wanted is not None:
-        if func in _ARBITRARY and wanted.type == "cpu" and "out" not in kwargs:
-            large = _large(func, args, kwargs)
-            if large is not None:
-                return large
-        kwargs["device"] = _below(wanted)
-        if wanted.type != "cpu":
-            kwargs.pop("generator", None)
-    if kwargs.get("pin_memory"):
-        del kwargs["pin_memory"]
-    inputs = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
+    wanted = _wanted(func, kwargs)
+    if wanted == CPU and func in _ARBITRARY and "out" not in kwargs:
+        large = _large(func, args, kwargs)
+        if large is not None:
+            return large
+    inputs = [value for value in flat((args, kwargs)) if isinstance(value, torch.Tensor)]
     ghosts = [value for value in inputs if value.is_meta]
-    if ghosts:
+    if wanted is not None:
+        kwargs["device"] = below(wanted)
+    if ghosts or wanted not in (None, CPU):
         kwargs.pop("generator", None)
-    values = _values(func, args, kwargs, inputs, wanted) if ghosts or wanted is not None else None
+    kwargs.pop("pin_memory", None)
+    values = values_of(func, args, kwargs, inputs, wanted) if ghosts or wanted is not None else None
     try:
         result = func(*args, **kwargs)
     except ValueUnknown:
@@ -75,21 +68,25 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise
         if values is None:
             raise ValueUnknown(_name(func)) from error
-        return _as_ghosts(values)
+        return as_ghosts(values)
     if func in _PRESERVING and result.is_meta and result.shape == inputs[0].shape:
         result = _strides_of(inputs[0], result, kwargs.get("memory_format"))
-    if wanted is not None:
-        _mark(result, wanted)
-    elif ghosts:
-        marks = {_place_of(value) for value in ghosts}
-        if marks != {_FIRST}:
-            _mark(result, marks.pop() if len(marks) == 1 else _FIRST)
+    places = {wanted} if wanted is not None else {place_of(value) for value in ghosts}
+    if places and (wanted is not None or places != {FIRST}):
+        mark(result, places.pop() if len(places) == 1 else FIRST)
     if values is not None:
-        _keep_all(result, values)
+        keep_all(result, values)
     return result
 
 
-_FIRST = torch.device("cuda", 0)
+def _wanted(func: Any, kwargs: dict[str, Any]) -> torch.device | None:
+    """Return where a call says that its result shall be, None where it says nothing."""
+    said = kwargs.get("device")
+    if said is None and func in _device_constructors():
+        said = default_device()
+        if said == CPU and func not in _ARBITRARY:
+            return None
+    return None if said is None else resolve(said)
 
 
 def _name(func: Any) -> str:
@@ -98,146 +95,32 @@ def _name(func: Any) -> str:
     return f"{name.removeprefix('torch.Tensor').removesuffix('.__get__')}()"
 
 
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _flat(item)
-    else:
-        yield value
-
-
-def _default_device() -> torch.device:
-    """Return where a factory makes its tensor: ``with torch.device("cuda")`` and ``set_default_device`` count."""
-    for mode in torch.overrides._get_current_function_mode_stack():
-        if isinstance(mode, DeviceContext):
-            return torch.device(mode.device)
-    return _CPU
-
-
-def _resolve(device: Any) -> torch.device:
-    """Return the device that the user means, with an index for a GPU."""
-    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if found.type == "cuda" and found.index is None:
-        found = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
-    return found
-
-
-def _below(device: torch.device) -> torch.device:
-    return torch.device("meta") if device.type == "cuda" else device
-
-
-def _place_of(tensor: Any) -> torch.device:
-    """Return the device that a tensor claims."""
-    if not tensor.is_meta:
-        return tensor.device  # type: ignore[no-any-return]
-    if tensor.layout != torch.strided:
-        return _FIRST
-    return getattr(tensor.untyped_storage(), "_tcache_device", _FIRST)
-
-
-def _mark(result: Any, device: torch.device) -> None:
-    """Mark where tensors are: on their storage, which views, parameters and detached tensors share."""
-    for value in _flat(result):
-        if isinstance(value, torch.Tensor) and value.is_meta and value.layout == torch.strided:
-            storage = value.untyped_storage()
-            if device != _FIRST:
-                storage._tcache_device = device
-            elif hasattr(storage, "_tcache_device"):
-                del storage._tcache_device
-
-
 def _large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a marked ghost in place of a large CPU tensor whose content is arbitrary, None for a small one."""
     named = {name: value for name, value in kwargs.items() if name not in ("generator", "pin_memory")}
     made = func(*args, **{**named, "device": "meta"})
     if made.nbytes < _LARGE:
         return None
-    _mark(made, _CPU)
+    mark(made, CPU)
     return made
 
 
 def _strides_of(source: Any, made: Any, memory_format: Any) -> Any:
     """Give a tensor made like another its strides, also along sizes of 1, where torch's meta functions invent them."""
     kept = memory_format in (None, torch.preserve_format) and made.stride() != source.stride()
-    if not kept or any(a != b and size != 1 for a, b, size in zip(made.stride(), source.stride(), made.shape, strict=True)):
+    if not kept or any(
+        a != b and size != 1 for a, b, size in zip(made.stride(), source.stride(), made.shape, strict=True)
+    ):
         return made
     with torch.no_grad():
         return made.detach().as_strided(source.shape, source.stride()).requires_grad_(made.requires_grad)
 
 
-def _values(func: Any, args: Any, kwargs: Any, inputs: list[Any], wanted: Any) -> Any:
-    """Run an operation on the values of small tensors as well, where all of them are known; else return None."""
-    if not inputs and (func not in _STATED or wanted is None or wanted.type != "cuda"):
-        return None
-    if func in _LIKE:
-        if not inputs[0].is_meta or inputs[0].numel() > LIMIT or wanted not in (None, _FIRST):
-            return None
-        args = (torch.empty(inputs[0].shape, dtype=inputs[0].dtype), *args[1:])
-    elif inputs and not any(hasattr(value, "_tcache_value") for value in inputs):
-        return None
-    name = getattr(func, "__name__", "")
-    if "out" in kwargs or (name.endswith("_") and not name.endswith("__")) or any(part in name for part in _RANDOM):
-        return None
-    if name in ("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__"):
-        return None
-    if func in _STATED and _count(func, args) > LIMIT:
-        return None
-    try:
-        with torch.no_grad():
-            return func(*_real(args), **{**_real(kwargs), **({"device": "cpu"} if "device" in kwargs else {})})
-    except (_Unknown, RuntimeError, NotImplementedError, TypeError, ValueError):
-        return None
-
-
-class _Unknown(Exception):
-    pass
-
-
-def _as_ghosts(values: Any) -> Any:
-    """Return the result of an operation that needs values, done on known ones, with its tensors on the GPU."""
-    if isinstance(values, torch.Tensor):
-        made = values.to("meta")
-        keep(made, values)
-        return made
-    return type(values)(map(_as_ghosts, values)) if isinstance(values, (tuple, list)) else values
-
-
-def _real(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        found = known(value) if value.is_meta else value
-        if found is None or found.numel() > LIMIT:
-            raise _Unknown
-        return found
-    if type(value) in (tuple, list):
-        return type(value)(map(_real, value))
-    if type(value) is dict:
-        return {name: _real(item) for name, item in value.items()}
-    return torch.device("cpu") if isinstance(value, torch.device) else value
-
-
-def _count(func: Any, args: Any) -> int:
-    """Return about how many elements a factory would make."""
-    numbers = [value for value in _flat(args) if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    if func is torch.arange:
-        return int(max(map(abs, numbers), default=0))
-    return len(numbers) if func in (torch.tensor, torch.as_tensor) else math.prod(int(abs(n)) for n in numbers)
-
-
-def _keep_all(result: Any, values: Any) -> None:
-    for made, value in zip(_flat(result), _flat(values), strict=False):
-        if isinstance(made, torch.Tensor) and isinstance(value, torch.Tensor) and made.is_meta:
-            if made.shape == value.shape:
-                keep(made, value)
-
-
 def _move(x: Any, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x.to(device, …)``: to the GPU it becomes a ghost, from it a ghost marked as being on the CPU."""
-    wanted, now = _resolve(device), _place_of(x)
+    wanted, now = resolve(device), place_of(x)
     kwargs.pop("device", None)
-    if not x.is_meta and _below(wanted) == now:
+    if not x.is_meta and below(wanted) == now:
         return x.to(wanted, *args, **kwargs)
     if x.is_meta and wanted == now:
         return _call(torch.Tensor.to, (x, *args), kwargs) if args or kwargs else x
@@ -247,7 +130,7 @@ def _move(x: Any, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if x.is_meta:
         kwargs["copy"] = True
     moved = x.to("meta", *args, **kwargs)
-    _mark(moved, wanted)
+    mark(moved, wanted)
     if values is not None and wanted.type != "meta":
         keep(moved, values.detach().clone().to(moved.dtype))
     return moved
@@ -257,7 +140,7 @@ def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, *rest = args
     other = rest[0] if rest and isinstance(rest[0], torch.Tensor) else kwargs.pop("other", None)
     if other is not None:
-        return _move(x, _place_of(other), (other.dtype, *rest[1:]), kwargs)
+        return _move(x, place_of(other), (other.dtype, *rest[1:]), kwargs)
     if rest and isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool):
         return _move(x, rest[0], tuple(rest[1:]), kwargs)
     if kwargs.get("device") is not None:
@@ -295,7 +178,9 @@ def _set_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _call(func, args, kwargs)
     # across devices torch swaps what is below on a GPU; between a CPU tensor and a meta tensor it refuses to
     made = value.detach().requires_grad_(x.requires_grad)
-    torch.utils.swap_tensors(x, torch.nn.Parameter(made, x.requires_grad) if isinstance(x, torch.nn.Parameter) else made)
+    torch.utils.swap_tensors(
+        x, torch.nn.Parameter(made, x.requires_grad) if isinstance(x, torch.nn.Parameter) else made
+    )
     return None
 
 
@@ -303,7 +188,7 @@ def _backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the engine inside the mode: a custom function's ``backward`` is the user's code."""
     if func is torch.Tensor.backward and len(args) == 1 and kwargs.get("gradient") is None and args[0].numel() == 1:
         seed = torch.ones((), dtype=args[0].dtype).expand_as(torch.empty(args[0].shape))
-        kwargs["gradient"] = _move(seed, _place_of(args[0]), (), {})  # its value is known, as on a GPU it would be
+        kwargs["gradient"] = _move(seed, place_of(args[0]), (), {})  # its value is known, as on a GPU it would be
     engine = torch.autograd._engine_run_backward
     torch.autograd._engine_run_backward = _in_mode(engine)
     try:
@@ -346,7 +231,7 @@ def _repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _type(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if len(args) == 1 and not kwargs and _place_of(args[0]).type == "cuda":
+    if len(args) == 1 and not kwargs and place_of(args[0]).type == "cuda":
         return func(torch.empty(0, dtype=args[0].dtype)).replace("torch.", "torch.cuda.")
     return _call(func, args, kwargs)
 
@@ -354,11 +239,11 @@ def _type(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _show(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args[0].is_meta:
         return func(*args, **kwargs)
-    return torch.Tensor.__repr__(args[0]).replace("device='meta'", f"device='{_place_of(args[0])}'")
+    return torch.Tensor.__repr__(args[0]).replace("device='meta'", f"device='{place_of(args[0])}'")
 
 
 def _index(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
-    place = _place_of(args[0])
+    place = place_of(args[0])
     return -1 if place.index is None else place.index
 
 
@@ -368,10 +253,10 @@ def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 _SPECIAL: dict[Any, Any] = {
     torch.device: lambda func, args, kwargs: func(*args, **kwargs),
-    torch.Tensor.device.__get__: lambda _func, args, _kwargs: _place_of(args[0]),
-    torch.Tensor.is_cuda.__get__: lambda _func, args, _kwargs: _place_of(args[0]).type == "cuda",
-    torch.Tensor.is_cpu.__get__: lambda _func, args, _kwargs: _place_of(args[0]).type == "cpu",
-    torch.Tensor.is_meta.__get__: lambda _func, args, _kwargs: _place_of(args[0]).type == "meta",
+    torch.Tensor.device.__get__: lambda _func, args, _kwargs: place_of(args[0]),
+    torch.Tensor.is_cuda.__get__: lambda _func, args, _kwargs: place_of(args[0]).type == "cuda",
+    torch.Tensor.is_cpu.__get__: lambda _func, args, _kwargs: place_of(args[0]).type == "cpu",
+    torch.Tensor.is_meta.__get__: lambda _func, args, _kwargs: place_of(args[0]).type == "meta",
     torch.Tensor.get_device: _index,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
@@ -407,12 +292,7 @@ _ARBITRARY = {
     torch.empty, torch.empty_like, torch.empty_strided, torch.rand, torch.randn, torch.rand_like, torch.randn_like,
     torch.normal, torch.Tensor.new_empty,
 }  # fmt: skip
-_STATED = {
-    torch.tensor, torch.as_tensor, torch.asarray, torch.arange, torch.zeros, torch.ones, torch.full, torch.linspace,
-}  # fmt: skip
-_LIKE = {torch.zeros_like, torch.ones_like, torch.full_like}
-_PRESERVING = {*_LIKE, torch.empty_like, torch.rand_like, torch.randn_like}
-_RANDOM = ("rand", "empty", "dropout", "bernoulli", "multinomial", "normal", "exponential", "resize")
+_PRESERVING = {*LIKE, torch.empty_like, torch.rand_like, torch.randn_like}
 
 
 def ghost(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: int) -> torch.Tensor:

@@ -1,10 +1,11 @@
+# ruff: noqa: E501, PLW0108
 """Ghosts have the shape, strides, dtype, alignment and autograd state that real tensors have, and answer for a GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -17,16 +18,20 @@ H200 = find_gpu("NVIDIA H200")
 MI300X = find_gpu("AMD Instinct MI300X")
 
 
-def facts(value):
-    """What a kernel launch sees of a tensor, and what decides its gradients."""
+def facts(value, ones=True):
+    """What a kernel launch sees of a tensor, and what decides its gradients.
+
+    Along sizes of 1 torch's meta functions and its real ones may disagree on the stride: ``ones=False`` leaves them out.
+    """
     if isinstance(value, torch.Tensor):
+        strides = [step for step, size in zip(value.stride(), value.shape, strict=True) if ones or size > 1]
         alignment = value.storage_offset() * value.element_size() % 16
         return (
-            "tensor", type(value), tuple(value.shape), value.stride(), value.dtype, value.requires_grad,
+            "tensor", type(value), tuple(value.shape), strides, value.dtype, value.requires_grad,
             value.is_leaf, alignment, value.is_contiguous(),
         )  # fmt: skip
     if isinstance(value, (tuple, list)):
-        return [facts(item) for item in value]
+        return [facts(item, ones) for item in value]
     return value
 
 
@@ -38,12 +43,12 @@ def tensors(value):
             yield from tensors(item)
 
 
-def agree(make):
+def agree(make, ones=True):
     """Run ``make(device)`` on the CPU and with ghosts, and compare."""
-    wanted = facts(make(torch.device("cpu")))
+    wanted = facts(make(torch.device("cpu")), ones)
     with machine(H200):
         made = make(torch.device("cuda"))
-        found = facts(made)
+        found = facts(made, ones)
         for tensor in tensors(made):
             assert tensor.device == torch.device("cuda", 0)
             assert tensor.is_cuda
@@ -246,7 +251,7 @@ def test_chains_of_operations(shape, chain):
             found.append(step(found[-1]))
         return found
 
-    agree(make)
+    agree(make, ones=False)
 
 
 @given(
@@ -371,7 +376,11 @@ def test_generators_and_streams():
         assert torch.Generator(device="cuda").device.type == "cuda"
         assert torch.randn(3, device="cuda", generator=generator).is_cuda
         stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream), torch.cuda.device("cuda:0"), torch.cuda.device_of(torch.empty(1, device="cuda")):
+        with (
+            torch.cuda.stream(stream),
+            torch.cuda.device("cuda:0"),
+            torch.cuda.device_of(torch.empty(1, device="cuda")),
+        ):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             torch.empty(4, device="cuda").record_stream(stream)

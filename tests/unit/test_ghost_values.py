@@ -55,7 +55,7 @@ READS = {
 def test_reading_names_the_line(name):
     with machine(H200), pytest.raises(ValueUnknown, match="depends on the values") as caught:
         READS[name]()
-    if name not in ("while",):
+    if name != "while":
         line = inspect.getsourcelines(READS[name])[1]
         assert caught.value.where == f"{__file__}:{line}"
 
