@@ -12,7 +12,7 @@ from triton.runtime import driver as _driver
 from tcache.errors import TcacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["StubDriver", "current_properties", "current_target", "stub"]
 
@@ -22,12 +22,10 @@ _devices: dict[tuple[str, int | str, int], int] = {}
 class _Utils:
     """Stands for ``driver.active.utils``: device properties only; loading a binary needs a GPU."""
 
-    def __init__(self, properties: dict[str, int], asked: Callable[[], None]) -> None:
+    def __init__(self, properties: dict[str, int]) -> None:
         self._properties = properties
-        self._asked = asked
 
     def get_device_properties(self, _device: int) -> dict[str, int]:
-        self._asked()
         return dict(self._properties)
 
     def load_binary(self, name: str, *_: Any) -> Any:
@@ -43,17 +41,12 @@ class StubDriver(DriverBase):  # type: ignore[misc]  # upstream is untyped
         warp_size: threads per warp.
         properties: what ``get_device_properties`` shall answer, in Triton's names and units
             (``max_shared_mem`` in bytes, ``multiprocessor_count``, ``warpSize``, …).
-        asked: called whenever code asks for a fact of the GPU.
     """
 
-    def __init__(
-        self, backend: str, arch: int | str, warp_size: int, properties: dict[str, int] | None = None,
-        asked: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    def __init__(self, backend: str, arch: int | str, warp_size: int, properties: dict[str, int] | None = None) -> None:
         super().__init__()
-        self._asked = asked
         self.target = GPUTarget(backend, arch, warp_size)
-        self.utils = _Utils(properties or {}, asked)
+        self.utils = _Utils(properties or {})
         # JITFunction keeps its binder, and with it the target, per device number: one number per target.
         self._device = _devices.setdefault((backend, arch, warp_size), len(_devices))
 
@@ -65,7 +58,6 @@ class StubDriver(DriverBase):  # type: ignore[misc]  # upstream is untyped
         return ty
 
     def get_current_target(self) -> GPUTarget:
-        self._asked()
         return self.target
 
     def get_current_device(self) -> int:
@@ -78,7 +70,6 @@ class StubDriver(DriverBase):  # type: ignore[misc]  # upstream is untyped
         return 0
 
     def get_device_capability(self, _device: int | None = None) -> tuple[int, int]:
-        self._asked()
         arch = self.target.arch
         return divmod(arch, 10) if isinstance(arch, int) else (int(arch[3:-2], 16), int(arch[-2], 16))
 
@@ -103,12 +94,11 @@ class StubDriver(DriverBase):  # type: ignore[misc]  # upstream is untyped
 
 @contextlib.contextmanager
 def stub(
-    backend: str, arch: int | str, warp_size: int, properties: dict[str, int] | None = None,
-    asked: Callable[[], None] = lambda: None,
-) -> Iterator[StubDriver]:  # fmt: skip
+    backend: str, arch: int | str, warp_size: int, properties: dict[str, int] | None = None
+) -> Iterator[StubDriver]:
     """Make a :class:`StubDriver` Triton's active driver inside the block."""
     previous = _driver._active
-    current = StubDriver(backend, arch, warp_size, properties, asked)
+    current = StubDriver(backend, arch, warp_size, properties)
     _driver.set_active(current)
     try:
         yield current

@@ -53,7 +53,7 @@ def normalise(value: Any) -> Any:
         return Word(str(value))
     if kind.__module__.startswith("triton.language") and hasattr(value, "name"):
         return Word(f"tl.{value.name}")
-    if hasattr(value, "__index__") and not hasattr(value, "data_ptr"):
+    if hasattr(kind, "__index__") and not hasattr(value, "data_ptr"):  # of its type: a class may define it too
         return operator.index(value)
     if hasattr(value, "__module__") and hasattr(value, "__qualname__") and not hasattr(value, "data_ptr"):
         return Word(f"@{value.__module__}.{value.__qualname__}")

@@ -180,18 +180,11 @@ def _stream(_stream: Any = None) -> Iterator[None]:
     yield
 
 
-def _replacements(gpu: GPU, note: Callable[[], None]) -> list[tuple[Any, dict[str, Any]]]:
+def _replacements(gpu: GPU) -> list[tuple[Any, dict[str, Any]]]:
     properties = _properties(gpu)
     current = _Current()
     memory = gpu.hardware.memory or 0
     stream = _Stream()
-
-    def fact(value: Any) -> Callable[..., Any]:
-        def answer(*_args: Any, **_kwargs: Any) -> Any:
-            note()
-            return value
-
-        return answer
 
     def nothing(*_args: Any, **_kwargs: Any) -> None:
         return None
@@ -206,14 +199,14 @@ def _replacements(gpu: GPU, note: Callable[[], None]) -> list[tuple[Any, dict[st
         "device_count": always(1), "_device_count_nvml": always(1), "_raw_device_count_nvml": always(1),
         "current_device": current.get, "set_device": current.set, "synchronize": nothing,
         "_exchange_device": current.exchange, "_maybe_exchange_device": current.exchange,
-        "get_device_properties": fact(properties), "_get_device_properties": fact(properties),
-        "get_device_capability": fact(gpu.capability), "get_device_name": fact(gpu.name),
-        "is_bf16_supported": always(True), "is_tf32_supported": fact(gpu.backend == "cuda"),
-        "get_arch_list": fact([gpu.torch_arch]), "can_device_access_peer": always(False),
+        "get_device_properties": always(properties), "_get_device_properties": always(properties),
+        "get_device_capability": always(gpu.capability), "get_device_name": always(gpu.name),
+        "is_bf16_supported": always(True), "is_tf32_supported": always(gpu.backend == "cuda"),
+        "get_arch_list": always([gpu.torch_arch]), "can_device_access_peer": always(False),
         "current_stream": always(stream), "default_stream": always(stream), "stream": _stream, "set_stream": nothing,
         "StreamContext": _stream, "Stream": _Stream, "ExternalStream": _Stream, "Event": _Event,
         "is_current_stream_capturing": always(False), "current_blas_handle": always(0),
-        "mem_get_info": fact((memory, memory)), "memory_allocated": always(0), "max_memory_allocated": always(0),
+        "mem_get_info": always((memory, memory)), "memory_allocated": always(0), "max_memory_allocated": always(0),
         "memory_reserved": always(0), "max_memory_reserved": always(0), "empty_cache": nothing, "ipc_collect": nothing,
         "reset_peak_memory_stats": nothing, "memory_stats": always({}), "utilization": always(0),
         "manual_seed": nothing, "manual_seed_all": nothing, "seed": nothing, "seed_all": nothing,
@@ -252,17 +245,12 @@ _NEW = {"_C", "Tensor"}
 
 
 @contextlib.contextmanager
-def torch_cuda_for(gpu: GPU, asked: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Let ``torch.cuda`` and its kin answer for ``gpu`` inside the block.
-
-    Args:
-        gpu: the GPU.
-        asked: called whenever code asks for a fact of the GPU.
-    """
+def torch_cuda_for(gpu: GPU) -> Iterator[None]:
+    """Let ``torch.cuda`` and its kin answer for ``gpu`` inside the block."""
     absent = object()
     undo: list[tuple[Any, str, Any]] = []
     try:
-        for module, names in _replacements(gpu, asked):
+        for module, names in _replacements(gpu):
             may_add = module.__name__.rpartition(".")[2] in _NEW
             for name, value in names.items():
                 before = module.__dict__.get(name, absent)

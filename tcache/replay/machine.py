@@ -33,7 +33,7 @@ class _Machine:
 
             # what torch.compile would generate belongs to torch: the functions it wraps run as they are written
             self.stack.enter_context(torch.compiler.set_stance("force_eager"))
-            self.stack.enter_context(torch_cuda_for(self.gpu, _note))
+            self.stack.enter_context(torch_cuda_for(self.gpu))
             if not any(outer.has_torch for outer in _machines if outer is not self):
                 self.stack.enter_context(autocast_for_ghosts())
                 self.stack.enter_context(hooks_in_mode())
@@ -42,38 +42,25 @@ class _Machine:
 
 
 _machines: list[_Machine] = []
-_OURS = ("torch", "triton", "functools", "contextlib")
+_FIXED = ("tcache", "torch", "triton")
 _imported: set[str] = set()
-_asked = False
-_last: GPU | None = None
-
-
-def _note() -> None:
-    """Remember that code asked about the GPU: it may keep the answer, in a constant or a cached function."""
-    global _asked  # noqa: PLW0603 - one process, one memory of what was asked
-    if not _asked:
-        frame = sys._getframe(2)  # past the answering function
-        while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
-            frame = frame.f_back  # type: ignore[assignment]
-        _asked = frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "tcache"
+_last: list[GPU] = []
 
 
 @contextlib.contextmanager
 def machine(gpu: GPU) -> Iterator[None]:
     """Believe, inside the block, that this machine has one ``gpu``.
 
-    Where code asked about the GPU, the modules imported meanwhile are imported anew for another GPU: many keep what
-    they were told in module constants or behind ``functools.cache``.
+    Modules that replays imported are imported anew for another GPU: many keep what they learnt of the first one, in
+    constants (``torch.cuda.get_device_capability()[0] >= 9``, ``torch.version.hip``) or behind ``functools.cache``.
     """
-    global _asked, _last  # noqa: PLW0603
-    if _asked and _last != gpu:
+    if _last and _last[0] != gpu:
         forget_modules(_imported)
         _imported.clear()
-        _asked = False
-    _last = gpu
+    _last[:] = [gpu]
     before = set(sys.modules)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties(), _note))
+        stack.enter_context(stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()))
         here = _Machine(gpu, stack)
         _machines.append(here)
         try:
@@ -83,7 +70,7 @@ def machine(gpu: GPU) -> Iterator[None]:
         finally:
             _machines.pop()
             new = set(sys.modules) - before
-            _imported.update(name for name in new if name.partition(".")[0] not in (*_OURS, "tcache"))
+            _imported.update(name for name in new if name.partition(".")[0] not in _FIXED)
 
 
 @contextlib.contextmanager
