@@ -24,7 +24,11 @@ def half():
 def test_the_lists_are_those_of_the_installed_torch():
     """Upstream registers a kernel for every operator that CUDA autocasts: none is missing here, none is invented."""
     ours = {f"aten::{name}" for text in POLICIES.values() for name in text.split()}
-    theirs = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
+    theirs = {
+        name
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+        if "imname" not in name and "names" not in name  # named tensors, gone since torch 2.12
+    }
     assert theirs <= ours
     assert ours - theirs <= {"aten::rms_norm", "aten::linalg_matrix_norm.str_ord"}  # newer than some supported torch
 
