@@ -29,7 +29,7 @@ def test_the_lists_are_those_of_the_installed_torch():
         for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
         if "imname" not in name and "names" not in name  # named tensors, gone since torch 2.12
     }
-    assert theirs <= ours
+    assert theirs - {"aten::_cudnn_rnn"} <= ours  # of builds with cuDNN; meta tensors take the RNN of ATen
     assert ours - theirs <= {"aten::rms_norm", "aten::linalg_matrix_norm.str_ord"}  # newer than some supported torch
 
 
