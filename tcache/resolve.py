@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tcache._triton.driver import stub
 from tcache._triton.kernels import through_decorators
 from tcache._triton.probe import Compilation, compilation_of
 from tcache.decide import Best
@@ -13,7 +12,7 @@ from tcache.errors import ManifestError, TcacheError
 from tcache.explain import facts_of
 from tcache.keys.config import config_key, space_identity
 from tcache.lookup import kernel_of, lookup, named_arguments
-from tcache.replay import launches
+from tcache.replay import launches, machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -100,7 +99,7 @@ def resolve(
     """
     done: list[Resolved] = []
     open_: list[Unresolved] = []
-    with stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()):
+    with machine(gpu):
         for case in cases:
             for launch in launches(case) if case.runs_on(gpu.name) else []:
                 _resolve_launch(launch, gpu, stores, untuned, done, open_)
@@ -119,7 +118,8 @@ def _resolve_launch(
         nonlocal shape, notice, tuned, space
         space = space_identity(config_key(config) for config in autotuner.configs)
         named = named_arguments(autotuner, args, kwargs)
-        absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in named]
+        known = {*named, *(name for config in autotuner.configs for name in config.all_kwargs())}
+        absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in known]
         if absent:
             raise ManifestError(launch.where, f"{launch.ref} needs its key argument {', '.join(absent)}")
         found = lookup(autotuner, args, kwargs, gpu, stores)

@@ -153,11 +153,10 @@ def child() -> None:
 
 def _replay(request: dict[str, Any]) -> Report:
     from tcache._triton.cache import compile_events
-    from tcache._triton.driver import stub
     from tcache.active import active
     from tcache.keys.gpu import GPU
     from tcache.manifest import load_manifest
-    from tcache.replay import launches
+    from tcache.replay import launches, machine
 
     gpu = GPU(**request["gpu"])
     report = Report()
@@ -170,7 +169,7 @@ def _replay(request: dict[str, Any]) -> Report:
     entries: set[str] = set()
     compiled: list[str] = []
     with (
-        stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()),
+        machine(gpu),
         compile_events(lambda name, hit: None if hit else compiled.append(name)),
     ):
         for manifest in request["manifests"]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.kernels import defaults_of, is_kernel, jit_of, outermost_launches
+from tcache._triton.written import written_arguments
 from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
 from tcache.manifest.model import CallItem, KernelItem, LaunchesItem
 from tcache.replay.arguments import arguments, describe, ghost, mock, real
+from tcache.replay.machine import with_torch
 from tcache.replay.ref import KernelRef, load
 
 if TYPE_CHECKING:
@@ -54,12 +56,13 @@ def launches(case: Case) -> list[Launch]:
     """
     if isinstance(case.item, LaunchesItem):
         return _recorded(case)
-    target = load_target(case)
-    if isinstance(case.item, KernelItem):
+    with with_torch(needed=isinstance(case.item, CallItem)):
+        target = load_target(case)
+        if not isinstance(case.item, KernelItem):
+            return _replay_call(case, target)
         kernel = kernel_of(case, target)
         given = arguments(case, ghost if "torch" in sys.modules else mock)
         return [Launch(kernel, (), given, case.where, case.ref, _grid(case, given, kernel))]
-    return _replay_call(case, target)
 
 
 def _recorded(case: Case) -> list[Launch]:
@@ -72,15 +75,18 @@ def _recorded(case: Case) -> list[Launch]:
 
 
 def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
-    from tcache.replay.ghost import GhostMode
+    from tcache.replay.values import forget
 
     found: list[Launch] = []
 
     def sink(kernel: Any, _grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(Launch(kernel, args, kwargs, case.where, case.ref))
+        named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+        written = written_arguments(kernel)
+        forget([value for name, value in named.items() if name in written or isinstance(value, (tuple, list))])
 
     given = arguments(case, ghost)
-    with outermost_launches(sink), GhostMode():
+    with outermost_launches(sink):
         try:
             wrapper(**given)
         except TcacheError:
@@ -182,6 +188,16 @@ def _grid(case: Case, given: dict[str, Any], kernel: Any = None) -> Callable[[di
 
 
 def _wrapper_failed(case: Case, error: BaseException) -> ManifestError:
+    where = getattr(error, "where", None)
+    if where is not None and "torch" in sys.modules:
+        from tcache.replay.values import ValueUnknown
+
+        if isinstance(error, ValueUnknown):
+            return ManifestError(
+                case.where,
+                f"{case.ref} cannot be replayed for {describe(case)}: {error}",
+                "spell its launches out with 'kernel:', or record them on a GPU with `tcache record`",
+            )
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename and "/tcache/replay/" not in f.filename]
     where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -14,7 +14,7 @@ from typing import Any
 
 from tcache.errors import KernelError
 
-__all__ = ["KernelRef", "load"]
+__all__ = ["KernelRef", "forget_modules", "load"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,24 @@ def load(ref: KernelRef, folder: Path) -> Any:
             raise KernelError(f"{ref.module} has no function {name!r}", hint)
         found = getattr(found, name)
     return found
+
+
+def forget_modules(names: set[str]) -> None:
+    """Let modules be imported again, but for those of packages that have compiled parts: these load once only.
+
+    Args:
+        names: dotted names of modules.
+    """
+    fixed = {name.partition(".")[0] for name in names if _is_compiled(sys.modules.get(name))}
+    for name in names:
+        if name.partition(".")[0] not in fixed | set(sys.stdlib_module_names):
+            module = sys.modules.pop(name, None)
+            for path in [path for path, loaded in _loaded.items() if loaded is module]:
+                del _loaded[path]
+
+
+def _is_compiled(module: ModuleType | None) -> bool:
+    return str(getattr(module, "__file__", None) or "").endswith((".so", ".pyd"))
 
 
 def _module(name: str) -> ModuleType:
