@@ -191,7 +191,7 @@ def cases(kernel_file, tmp_path, function):
     path = tmp_path / "m.yaml"
     path.write_text(
         "version: 1\nkernels:\n"
-        f"  - call: wrapper.py:{function}\n    args: {{x: {{shape: [16], dtype: float32}}}}\n    cases: [{{n: 1}}]\n"
+        f"  - call: wrapper.py:{function}\n    args: {{x: {{shape: [n], dtype: float32}}}}\n    cases: [{{n: 16}}]\n"
     )
     return list(load_manifest(path).cases())
 

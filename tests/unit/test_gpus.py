@@ -119,8 +119,8 @@ def test_modules_that_kept_an_answer_are_imported_anew_for_another_gpu(kernel_fi
     kernel_file("asks.py", ASKS)
     path = tmp_path / "m.yaml"
     path.write_text(
-        "version: 1\nkernels:\n  - call: asks.py:wrapper\n    args: {x: {shape: [16], dtype: float32}}\n"
-        "    cases: [{n: 1}]\n"
+        "version: 1\nkernels:\n  - call: asks.py:wrapper\n    args: {x: {shape: [n], dtype: float32}}\n"
+        "    cases: [{n: 16}]\n"
     )
     found = []
     for name in ("NVIDIA H200", "NVIDIA A100-SXM4-40GB", "NVIDIA H200", "NVIDIA H200"):
