@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from tcache.errors import ManifestError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
-from tcache.manifest.model import DTYPES, CallItem, Constant, KernelItem, Manifest, Tensor
+from tcache.manifest.launches import RecordedLaunch, Recording, load_recording
+from tcache.manifest.model import DTYPES, CallItem, Constant, KernelItem, LaunchesItem, Manifest, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ class Case:
         ref_where: ``file:line:column`` of the item's kernel or wrapper.
     """
 
-    item: CallItem | KernelItem
+    item: CallItem | KernelItem | RecordedLaunch
     scope: dict[str, Any]
     where: str
     folder: Path
@@ -66,6 +67,25 @@ class LoadedManifest:
         self.path = path
         self.model = model
         self._marks = marks
+        self._recordings: dict[int, Recording] = {}
+
+    def read_recordings(self) -> None:
+        """Read the recordings that the manifest names.
+
+        Raises:
+            ManifestError: one cannot be read; the message has its line, or the manifest's where there is no such file.
+        """
+        for number, item in enumerate(self.model.kernels):
+            if isinstance(item, LaunchesItem):
+                path = self.path.parent / item.launches
+                if not path.is_file():
+                    where = self.where("kernels", number, "launches")
+                    raise ManifestError(where, f"{path}: no such recording", "paths are relative to the manifest")
+                self._recordings[number] = load_recording(path)
+
+    def unreplayable(self) -> list[str]:
+        """Return one line for each recorded launch that cannot be replayed, with the reason."""
+        return [line for recording in self._recordings.values() for line in recording.unreplayable()]
 
     def where(self, *path: Any) -> str:
         """Return ``file:line:column`` of the node at ``path``, or of the closest node around it."""
@@ -74,6 +94,12 @@ class LoadedManifest:
     def cases(self) -> Iterator[Case]:
         """Yield every case in the order of the file; lists multiply out, the last varying fastest."""
         for number, item in enumerate(self.model.kernels):
+            if isinstance(item, LaunchesItem):
+                recording = self._recordings[number]
+                for where, row in recording.launches:
+                    if row.problem is None:
+                        yield Case(row, {}, where, recording.path.parent, where)
+                continue
             ref = self.where("kernels", number, "call" if isinstance(item, CallItem) else "kernel")
             for position, case in enumerate(item.cases):
                 choices = [value if isinstance(value, list) else [value] for value in case.values()]
@@ -93,6 +119,8 @@ def load_manifest(path: Path) -> LoadedManifest:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "expected UTF-8 text"
         raise ManifestError(str(path), f"cannot be read: {reason}", "give the path of a shape manifest") from error
+    if text.startswith('{"') and '"schema"' in text:  # a recording is a manifest by itself
+        return _of_recording(path)
     marks: dict[Path_, tuple[int, int]] = {}
     data = _parse(path, text, marks)
     if data is None:
@@ -104,6 +132,15 @@ def load_manifest(path: Path) -> LoadedManifest:
     manifest = LoadedManifest(path, model, marks)
     _check_size(manifest)
     _check_items(manifest)
+    manifest.read_recordings()
+    return manifest
+
+
+def _of_recording(path: Path) -> LoadedManifest:
+    recording = load_recording(path)
+    gpus = sorted({gpu for _, row in recording.launches for gpu in row.gpus})
+    manifest = LoadedManifest(path, Manifest(version=1, gpus=gpus or None, kernels=[LaunchesItem(launches=path.name)]), {})
+    manifest.read_recordings()
     return manifest
 
 
@@ -194,7 +231,7 @@ def _first(path: Path, marks: dict[Path_, tuple[int, int]], error: ValidationErr
 
 
 def _allowed(loc: tuple[Any, ...]) -> list[str]:
-    models = {"<call>": CallItem, "<kernel>": KernelItem, "<tensor>": Tensor, "<constant>": Constant}
+    models = {"<call>": CallItem, "<kernel>": KernelItem, "<launches>": LaunchesItem, "<tensor>": Tensor, "<constant>": Constant}
     model: Any = Manifest
     for step in loc[:-1]:
         model = models.get(step, model)
@@ -204,7 +241,7 @@ def _allowed(loc: tuple[Any, ...]) -> list[str]:
 def _check_size(manifest: LoadedManifest) -> None:
     total = 0
     for number, item in enumerate(manifest.model.kernels):
-        for position, case in enumerate(item.cases):
+        for position, case in enumerate([] if isinstance(item, LaunchesItem) else item.cases):
             total += math.prod(len(value) if isinstance(value, list) else 1 for value in case.values())
             if total > LARGEST:
                 where = manifest.where("kernels", number, "cases", position)
@@ -214,6 +251,8 @@ def _check_size(manifest: LoadedManifest) -> None:
 def _check_items(manifest: LoadedManifest) -> None:
     """Check every expression and dtype against the names of every case, without importing a kernel."""
     for number, item in enumerate(manifest.model.kernels):
+        if isinstance(item, LaunchesItem):
+            continue
         for position, case in enumerate(item.cases):
             for name, value in case.items():
                 if value == []:

@@ -17,7 +17,7 @@ from pydantic import (
     Tag,
 )
 
-__all__ = ["DTYPES", "CallItem", "Constant", "Item", "KernelItem", "Manifest", "Tensor"]
+__all__ = ["DTYPES", "CallItem", "Constant", "Item", "KernelItem", "LaunchesItem", "Manifest", "Tensor"]
 
 DTYPES = (
     "bfloat16",
@@ -121,21 +121,33 @@ class KernelItem(_ItemModel):
     grid: Annotated[Expressions, Field(min_length=1, max_length=3)]
 
 
+class LaunchesItem(_Model):
+    """The launches of a recording; its path is relative to the manifest."""
+
+    launches: StrictStr
+
+
 def _kind_of_item(value: Any) -> Union[str, None]:
+    if isinstance(value, LaunchesItem):
+        return "<launches>"
     if isinstance(value, (CallItem, KernelItem)):
         return "<call>" if isinstance(value, CallItem) else "<kernel>"
     if isinstance(value, dict):
-        kinds = [name for name in ("call", "kernel") if name in value]
+        kinds = [name for name in ("call", "kernel", "launches") if name in value]
         return f"<{kinds[0]}>" if len(kinds) == 1 else None
     return None
 
 
 Item = Annotated[
-    Union[Annotated[CallItem, Tag("<call>")], Annotated[KernelItem, Tag("<kernel>")]],
+    Union[
+        Annotated[CallItem, Tag("<call>")],
+        Annotated[KernelItem, Tag("<kernel>")],
+        Annotated[LaunchesItem, Tag("<launches>")],
+    ],
     Discriminator(
         _kind_of_item,
         custom_error_type="item",
-        custom_error_message="expected a mapping with exactly one of 'call' and 'kernel'",
+        custom_error_message="expected a mapping with exactly one of 'call', 'kernel' and 'launches'",
     ),
 ]
 

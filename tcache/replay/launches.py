@@ -11,7 +11,9 @@ from tcache._triton.kernels import is_kernel, jit_of, outermost_launches
 from tcache._triton.mock import MockTensor
 from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
+from tcache.manifest.launches import RecordedLaunch
 from tcache.manifest.model import CallItem, Constant, KernelItem, Tensor
+from tcache.replay.recorded import recorded_launch
 from tcache.replay.ref import KernelRef, load
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ def launches(case: Case) -> list[Launch]:
         ManifestError: the case does not fit the kernel, or the wrapper failed; the message has the manifest's line.
         KernelError: the ref leads nowhere.
     """
+    if isinstance(case.item, RecordedLaunch):
+        return [Launch(*recorded_launch(case.item, case.folder, case.where), case.where, case.ref)]
     target = _load(case)
     if isinstance(case.item, KernelItem):
         kernel = _kernel(case, target)
@@ -91,6 +95,12 @@ def run_case(case: Case) -> None:
     """
     import torch
 
+    if isinstance(case.item, RecordedLaunch):
+        raise ManifestError(
+            case.where,
+            "a recorded launch is not run again: its grid is the one of the config it was recorded with",
+            "tune by running the program itself in mode tune, or from a manifest of `tcache manifest generalize`",
+        )
     target = _load(case)
     arguments = _arguments(case, _real)
     try:

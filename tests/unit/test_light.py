@@ -35,7 +35,7 @@ def test_the_launch_path_imports_no_tools():
 
 
 def test_public_names():
-    assert tcache.__all__ == ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "stats"]
+    assert tcache.__all__ == ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "record", "stats"]
     for name in tcache.__all__:
         assert getattr(tcache, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -61,7 +61,7 @@ LAYERS = [
     ["verify", "pack", "warmup", "project", "supervise", "tuneworker"],
     ["resolve"],
     ["replay"],
-    ["adopting"],
+    ["adopting", "recording"],
     ["autotuner"],
     ["tuning"],
     ["lookup"],
@@ -69,7 +69,7 @@ LAYERS = [
     ["overlay"],
     ["explain"],
     ["active", "decide"],
-    ["contend", "journal", "counters"],
+    ["contend", "journal", "counters", "rows"],
     ["bundle"],
     ["manifest"],
     ["store"],
@@ -78,6 +78,7 @@ LAYERS = [
     ["_triton"],
     ["_fs"],
     ["errors"],
+    ["naming", "startup"],
 ]
 
 
