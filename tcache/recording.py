@@ -22,7 +22,7 @@ from tcache._triton.values import Indescribable, describe
 from tcache.errors import UsageError
 from tcache.lookup import current_gpu, named_arguments, shape_of
 from tcache.naming import ref_of
-from tcache.rows import Appender, identity, text_of
+from tcache.rows import Appender, identity, read_rows, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,8 @@ class Recorder:
         self._file = Appender(self.path)
         self._lock = threading.Lock()
         self._raw: dict[str, str] = {}  # text of the arguments -> id
-        self._ids: set[str] = set()
+        self._ids = _known(self.path)
+        self._missed: set[str] = set()
         self._gpus: dict[int, str | None] = {}
         self._counts = counts
         self._written: dict[str, int] = {}
@@ -90,11 +91,12 @@ class Recorder:
         raw = text_of({name: row.get(name) for name in names})
         with self._lock:
             known = self._raw.get(raw)
-            if known is not None and (sight.specialization is None or row["id"] in self._ids or sight.tuner):
+            if known is not None and (sight.specialization is None or sight.tuner):
                 return known  # the same launch, perhaps with another config
             self._raw[raw] = row["id"]
-            if row["id"] not in self._ids:
-                self._ids.add(row["id"])
+            name = (row["id"], *row["gpus"])
+            if name not in self._ids:
+                self._ids.add(name)
                 self._file.append(row)
         return str(row["id"])
 
@@ -102,8 +104,10 @@ class Recorder:
         """Append that the launch in progress missed, and the launch itself unless it was noted before."""
         try:
             sight = watch.launch_in_progress()
-            if sight is not None:
-                self._file.append({"id": self.note(sight), "miss": reason})
+            name = self.note(sight) if sight is not None else None
+            if name is not None and name not in self._missed:
+                self._missed.add(name)
+                self._file.append({"id": name, "miss": reason})
         except Exception as error:  # the miss is what the service shall hear of
             _log.warning("tcache: a miss is not recorded: %s: %s", type(error).__name__, error)
 
@@ -174,8 +178,14 @@ class Recorder:
         watch.reset_counts()
         self._count()
         pool = sys.modules.get("multiprocessing.util")
-        if pool is not None:  # children of multiprocessing end without atexit
-            pool.Finalize(None, self.write_counts, exitpriority=100)
+        if pool is not None:  # children of multiprocessing end without atexit, and forget finalizers at their start
+            pool.register_after_fork(self, lambda own: pool.Finalize(None, own.write_counts, exitpriority=100))
+
+
+def _known(path: Path) -> set[tuple[str, ...]]:
+    """Return ``(id, GPU)`` of the launches that a recording has, so that a restarted service adds only new ones."""
+    rows, _ = read_rows(path)
+    return {(str(row.get("id")), gpu) for _, row in rows if "kernel" in row for gpu in row.get("gpus", [])}
 
 
 _recorder: Recorder | None = None

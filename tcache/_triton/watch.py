@@ -59,26 +59,28 @@ class Sight:
 
 _log = logging.getLogger("tcache")
 _sink: Callable[[Sight], str | None] | None = None
-_watched: list[_Watched] = []
+_tables: list[tuple[dict[Any, int], dict[Any, str | None]]] = []
+"""Counts, and what to count under, of every watched dictionary; not the dictionaries, which kernels live in."""
 
 
 class _Watched(dict):  # type: ignore[type-arg]
     """The compiled kernels of one ``JITFunction`` on one device."""
 
-    __slots__ = ("counts", "last", "rows")
+    __slots__ = ("below", "counts", "last", "rows")
 
     def __init__(self, found: dict[Any, Any], last: threading.local | None) -> None:
         super().__init__(found)
+        self.below = found  # where a compilation in progress will put its kernel
         self.counts: dict[Any, int] = {}
         self.rows: dict[Any, str | None] = {}
         self.last = last
-        _watched.append(self)
+        _tables.append((self.counts, self.rows))
 
     def get(self, key: Any, default: Any = None) -> Any:
         try:
             self.counts[key] += 1  # no call in it, so no other thread comes between
         except KeyError:
-            _first(self, key, None, sys._getframe(1))
+            _first(self, key, key, None, sys._getframe(1))
         return dict.get(self, key, default)
 
 
@@ -93,7 +95,7 @@ class _WatchedByShape(_Watched):
         try:
             self.counts[pair] += 1
         except KeyError:
-            _first(self, pair, shape, sys._getframe(1))
+            _first(self, key, pair, shape, sys._getframe(1))
         return dict.get(self, key, default)
 
 
@@ -111,7 +113,9 @@ class _Winners(dict):  # type: ignore[type-arg]
         return dict.__getitem__(self, key)
 
 
-def _first(watched: _Watched, key: Any, shape: Any, frame: FrameType) -> None:
+def _first(watched: _Watched, compiled: Any, key: Any, shape: Any, frame: FrameType) -> None:
+    if compiled not in watched and compiled in watched.below:
+        watched[compiled] = watched.below[compiled]
     if _sink is None or frame.f_code is not _RUN or frame.f_locals["warmup"]:
         return  # a warm-up is no launch
     watched.counts[key] = 1
@@ -156,13 +160,17 @@ def _sight(frame: FrameType) -> Sight:
             grid = grid(found["bound_args"])
         except Exception:
             grid = None
-    bound = found["specialization"][: len(function.params)]
-    parsed, signature, constants, attributes = function._pack_args(
-        found["backend"], dict(found["kwargs"]), found["bound_args"], bound, found["options"]
-    )
-    source = SimpleNamespace(fn=function, signature=signature, constants=constants, attrs=attributes)
-    specialization = Compilation("", "", source, found["target"], parsed.__dict__).specialization()
-    options = {name: value for name, value in found["options"].items() if name not in _OWN_OPTIONS or value}
+    passed = {name: value for name, value in found["kwargs"].items() if name not in function.arg_names}
+    if "signature" in found:  # past binding: the launch is being compiled
+        made = (found["signature"], found["constexprs"], found["attrs"])
+    else:
+        bound = found["specialization"][: len(function.params)]
+        made = function._pack_args(found["backend"], dict(found["kwargs"]), found["bound_args"], bound, dict(passed))[1:]
+    source = SimpleNamespace(fn=function, signature=made[0], constants=made[1], attrs=made[2])
+    specialization = Compilation("", "", source, found["target"], {}).specialization()
+    options = {name: value for name, value in passed.items() if name not in _OWN_OPTIONS[1:]}
+    if not options.get("debug"):
+        options.pop("debug", None)
     return Sight(
         outer.kernel,
         function,
@@ -171,7 +179,7 @@ def _sight(frame: FrameType) -> Sight:
         None if grid is None else tuple(int(size) for size in grid),
         outer.tuner,
         specialization=specialization,
-        options={name: value for name, value in options.items() if name not in _OWN_OPTIONS[1:]},
+        options=options,
     )
 
 
@@ -205,18 +213,18 @@ def counts() -> dict[str, int]:
     Launches that an autotuner made to measure configs are not counted.
     """
     found: dict[str, int] = {}
-    for watched in list(_watched):
-        for key, row in list(watched.rows.items()):
+    for table, rows in list(_tables):
+        for key, row in list(rows.items()):
             if row is not None:
-                found[row] = found.get(row, 0) + watched.counts.get(key, 0)
+                found[row] = found.get(row, 0) + table.get(key, 0)
     return found
 
 
 def reset_counts() -> None:
     """Start counting from zero: a forked child must not report its parent's launches."""
-    for watched in list(_watched):
-        for key in list(watched.counts):
-            watched.counts[key] = 0
+    for table, _ in list(_tables):
+        for key in list(table):
+            table[key] = 0
 
 
 _create_binder = JITFunction.create_binder
@@ -250,7 +258,7 @@ def _watch_tuner(tuner: Any) -> None:
 
 def _replace_caches(function: Any) -> None:
     for device, found in list(function.device_caches.items()):
-        function.device_caches[device] = (_watch(function, dict(found[0])), *found[1:])
+        function.device_caches[device] = (_watch(function, found[0]), *found[1:])
 
 
 def _existing(*kinds: type) -> list[Any]:
@@ -273,6 +281,9 @@ def start(sink: Callable[[Sight], str | None]) -> None:
         _replace_caches(function)
     for tuner in _existing(Autotuner):
         _watch_tuner(tuner)
+    here = launch_in_progress()  # recording begins inside a launch where that is what imports tcache
+    if here is not None:
+        sink(here)
 
 
 def stop() -> None:
@@ -288,4 +299,4 @@ def stop() -> None:
     for tuner in _existing(Autotuner):
         if isinstance(getattr(tuner, "cache", None), _Winners):
             tuner.cache = dict(tuner.cache)
-    _watched.clear()
+    _tables.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 from tcache._triton.driver import stub
-from tcache._triton.kernels import jit_of
+from tcache._triton.kernels import KernelInterface, jit_of
 from tcache.keys.gpu import catalogue
 from tcache.manifest import load_manifest
 from tcache.resolve import resolve
@@ -32,12 +33,18 @@ def driver(triton_cache, monkeypatch):
     from triton.runtime import driver as drivers
 
     before = drivers._active
-    for function in [value for value in vars(k).values() if hasattr(value, "device_caches")]:
-        function.device_caches.clear()
+    forget()
+    yield null_driver.activate()
+    forget()
+    gc.collect()  # since 3.8 a kernel unloads its module when it goes: the driver must still be there
+    drivers._active = before
+
+
+def forget():
+    for function in [value for value in vars(k).values() if isinstance(value, KernelInterface)]:
+        jit_of(function).device_caches.clear()
     for tuner in (k.tuned_over, k.tuned_under.fn, k.hooked):
         tuner.cache.clear()
-    yield null_driver.activate()
-    drivers._active = before
 
 
 def tensor(dtype=torch.float32, offset=0, shape=(64, 64)):
