@@ -42,13 +42,14 @@ def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
     """Return the ref of a kernel object, and why it cannot be found again under it (None when it can).
 
     Args:
-        kernel: the object that was launched: a jit function, perhaps under autotuners and heuristics.
-        function: the Python function below it.
+        kernel: the object that was launched: a jit function, perhaps under autotuners and heuristics; or a function or
+            class among its arguments.
+        function: the Python function below it, or the class.
         folder: what a file's path shall be relative to.
     """
     module = sys.modules.get(str(function.__module__))
     attribute = _attribute(module, kernel, str(function.__qualname__)) if module is not None else None
-    path = getattr(module, "__file__", None) or function.__code__.co_filename
+    path = getattr(module, "__file__", None) or getattr(getattr(function, "__code__", None), "co_filename", "")
     where = _module_ref(str(function.__module__), path, folder)
     if attribute is None:
         reason = "it was made inside a function" if "<locals>" in function.__qualname__ else "no module has it as a name"
@@ -75,7 +76,18 @@ def _real_name(name: str, file: Path) -> str:
 
 
 def _installed(file: Path) -> bool:
-    return any(part in ("site-packages", "dist-packages") for part in file.resolve().parts)
+    """Return whether a file belongs to an installed distribution: its top package lies beside ``*.dist-info``."""
+    folder = file.resolve().parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    if any(part in ("site-packages", "dist-packages") for part in folder.parts):
+        return True
+    if folder not in _installs:
+        _installs[folder] = any(folder.glob("*.dist-info"))  # pip install --target
+    return _installs[folder]
+
+
+_installs: dict[Path, bool] = {}
 
 
 def _attribute(module: Any, kernel: Any, qualname: str) -> str | None:

@@ -130,12 +130,13 @@ class Recorder:
         if sight.tuner is not None:
             tuner, args, kwargs = sight.tuner
             row["shape"] = str(shape_of(tuner, named_arguments(tuner, args, kwargs)))
-        row["specialization"], row["options"] = _without_config(sight)
+        row["specialization"], row["options"], row["config"] = _without_config(sight)
         row["id"] = identity(row)
         return row
 
     def _ref(self, value: Any) -> str:
-        ref, problem = ref_of(value, getattr(value, "fn", value), self.path.parent)
+        function = value if isinstance(value, type) else getattr(value, "fn", value)
+        ref, problem = ref_of(value, function, self.path.parent)
         if problem is not None:
             raise Indescribable(f"argument {ref}: {problem}")
         return ref
@@ -191,20 +192,21 @@ def _known(path: Path) -> set[tuple[str, ...]]:
 _recorder: Recorder | None = None
 
 
-def _without_config(sight: Sight) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return specialization and options without what an autotuner's config adds: that part is the GPU's."""
+def _without_config(sight: Sight) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:
+    """Return specialization and options without what an autotuner's config adds, which is the GPU's, and that part."""
     if sight.specialization is None or sight.options is None:
-        return None, None
+        return None, None, None
     tuner = sight.tuner[0] if sight.tuner is not None else None
     added = {name for config in tuner.configs for name in config.all_kwargs()} if tuner is not None else set()
     specialization = {
         group: {name: value for name, value in found.items() if name.split(".")[0] not in added}
         for group, found in sight.specialization.items()
     }
-    options = {name: value for name, value in sight.options.items() if name not in added}
-    plain = {name: value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
-             for name, value in options.items()}  # fmt: skip
-    return specialization, plain
+    options = {name: value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+               for name, value in sight.options.items()}  # fmt: skip
+    config = {name: value for name, value in {**sight.specialization["constants"], **options}.items() if name in added}
+    own = {name: value for name, value in options.items() if name not in added}
+    return specialization, own, config if tuner is not None else None
 
 
 def start_from_environment() -> None:

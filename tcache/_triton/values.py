@@ -2,9 +2,9 @@
 
 JSON's own values stand for themselves. Everything else is an object with one telling key:
 
-``{"float": "nan"}``, ``{"tuple": […]}``, ``{"named": "module:Class", "items": […]}``, ``{"dtype": "torch.bfloat16"}``,
-``{"dtype": "tl.fp32"}``, ``{"constexpr": …}``, ``{"enum": "module:Class", "name": …}``, ``{"function": ref}``,
-``{"dataclass": "module:Class", "fields": {…}}`` (tensor descriptors are dataclasses in every release), and
+``{"float": "nan"}``, ``{"tuple": […]}``, ``{"named": ref, "items": […]}``, ``{"dtype": "torch.bfloat16"}``,
+``{"dtype": "tl.fp32"}``, ``{"constexpr": …}``, ``{"enum": ref, "name": …}``, ``{"function": ref}``,
+``{"dataclass": ref, "fields": {…}}`` (tensor descriptors are dataclasses in every release), and
 ``{"tensor": "float32", "shape": […], "stride": […], "address": bytes modulo 16, "storage": bytes}``; the last two are
 left out where they are 0 and where they do not matter (up to 2 GiB, which is where AMD's backend forks).
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import inspect
 import math
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ def describe(value: Any, ref: Callable[[Any], str]) -> Any:
 
     Args:
         value: the argument.
-        ref: turns a function (jit or not) into a ref.
+        ref: turns a function (jit or not) or a class into a ref.
 
     Raises:
         Indescribable: there is no description for such a value.
@@ -46,7 +45,7 @@ def describe(value: Any, ref: Callable[[Any], str]) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, enum.Enum):
-        return {"enum": _class_ref(type(value)), "name": value.name}
+        return {"enum": ref(type(value)), "name": value.name}
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
     if isinstance(value, int):
@@ -63,7 +62,7 @@ def describe(value: Any, ref: Callable[[Any], str]) -> Any:
         return [describe(item, ref) for item in value]
     if isinstance(value, tuple):
         items = [describe(item, ref) for item in value]
-        return {"named": _class_ref(type(value)), "items": items} if hasattr(value, "_fields") else {"tuple": items}
+        return {"named": ref(type(value)), "items": items} if hasattr(value, "_fields") else {"tuple": items}
     if isinstance(value, JITCallable) or inspect.isfunction(value):
         return {"function": ref(value)}
     if isinstance(value, TensorWrapper):
@@ -73,7 +72,7 @@ def describe(value: Any, ref: Callable[[Any], str]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: describe(getattr(value, field.name), ref) for field in dataclasses.fields(value)
                   if field.init}  # fmt: skip
-        return {"dataclass": _class_ref(type(value)), "fields": fields}
+        return {"dataclass": ref(type(value)), "fields": fields}
     raise Indescribable(f"an argument of type {type(value).__module__}.{type(value).__qualname__} has no description")
 
 
@@ -100,15 +99,6 @@ def _tl_name(value: Any) -> str:
     if type(value) is not tl.dtype:
         raise Indescribable(f"type {value} has no description")
     return f"tl.{value.name}"
-
-
-def _class_ref(kind: type) -> str:
-    found: Any = importlib.import_module(kind.__module__)
-    for name in kind.__qualname__.split("."):
-        found = getattr(found, name, None)
-    if found is not kind:
-        raise Indescribable(f"class {kind.__qualname__} cannot be imported")
-    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def restore(data: Any, tensor: Callable[[dict[str, Any]], Any], load: Callable[[str], Any]) -> Any:

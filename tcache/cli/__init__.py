@@ -18,6 +18,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "tune": "Benchmark a manifest's launches on this GPU and store the best configs.",
     "record": "Run a program and record every Triton launch it makes, for a manifest.",
+    "manifest": "Work on shape manifests: generalize a recording.",
     "warmup": "Compile the winners of a manifest into the Triton cache; needs no GPU.",
     "resolve": "Print the entry of every launch, present or not; compiles nothing.",
     "pack": "Copy what a manifest references into a bundle, and nothing else.",

@@ -39,6 +39,7 @@ class RecordedLaunch(BaseModel):
         gpus: names of the GPUs it was seen on.
         shape: shape key, None without an autotuner.
         specialization, options: what the binder made of it; None for a launch that missed before it was bound.
+        config: what an autotuner's config added when the launch was seen.
         count: how often it was launched, where counts were asked for.
         miss: why it missed in a frozen service.
         problem: why it cannot be replayed.
@@ -57,6 +58,7 @@ class RecordedLaunch(BaseModel):
     shape: Union[StrictStr, None] = None
     specialization: Union[Specialization, None] = None
     options: Union[dict[StrictStr, Union[StrictBool, StrictInt, StrictFloat, StrictStr, None]], None] = None
+    config: Union[dict[StrictStr, Any], None] = None
     count: Union[StrictInt, None] = None
     miss: Union[StrictStr, None] = None
     problem: Union[StrictStr, None] = None

@@ -13,12 +13,14 @@ import recorded_kernels as k
 import torch
 import triton
 import triton.language as tl
+from click.testing import CliRunner
 from triton.runtime.jit import reinterpret
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 from tcache._triton.driver import stub
 from tcache._triton.kernels import KernelInterface, jit_of
+from tcache.cli import main
 from tcache.keys.gpu import catalogue
 from tcache.manifest import load_manifest
 from tcache.resolve import resolve
@@ -241,3 +243,29 @@ def test_replay_works_for_other_targets(driver, tmp_path):
     with stub("cuda", 80, 32):
         pass
     assert json.loads(path.read_text().splitlines()[0])["schema"] == 1
+
+
+def test_generalized_covers_what_was_recorded(driver, tmp_path, monkeypatch):
+    path, output = tmp_path / "rec" / "all.launches.json", tmp_path / "all.yaml"
+    monkeypatch.setattr(k.tuned_over, "_do_bench", bench(lambda: 1.0))
+    k.tuned_over.__dict__.pop("do_bench", None)
+    with tcache.record(path):
+        for make in LAUNCHES.values():
+            kernel, args, kwargs = make()
+            kernel[(1,)](*args, **kwargs)
+        for m, n in [(64, 64), (64, 65), (1, 128), (4096, 128)]:
+            k.tuned_over[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](X, m, n)
+        for rows in (16, 17, 1):
+            x = tensor(shape=(rows, 48))
+            k.add[(triton.cdiv(x.numel(), 64),)](x, x.t(), x.numel(), 1.0, True, None, rows)
+    done = CliRunner().invoke(main, ["manifest", "generalize", str(path), "-o", str(output)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    text = output.read_text()
+    assert set(entries(path, untuned="all")) <= set(entries(output, untuned="all")), text
+    assert "cdiv(n, BLOCK)" in text
+    items = [item for item in load_manifest(output).model.kernels if getattr(item, "kernel", "").endswith(":tuned_over")]
+    assert [item.cases for item in items] == [[{"m": 64, "n": [64, 65]}, {"m": [1, 4096], "n": 128}]]
+    assert "# m: 3 values (1, 64, 4096); classes: 1, divisible by 16" in text
+    assert "y_ptr: {shape: [48, KIND], dtype: float32, stride: [1, 48]}" in text
+    assert "x_ptr: {shape: [64, 64], dtype: dtype}" in text
+    assert (tmp_path / "all.rest.launches.json").is_file(), "descriptors and functions stay as they were recorded"

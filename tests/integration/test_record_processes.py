@@ -235,14 +235,17 @@ def test_the_loop_closes(environment, program, tmp_path, tcache):
     assert not (tmp_path / "nothing").exists()
 
 
-UNTUNED = """
+TUNED = """
 import tcache
+tuned = tcache.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])(scale)
+
+if __name__"""
+
+UNTUNED = """
 tcache.activate()
-kernel = tcache.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])(scale)
-globals()["tuned"] = kernel
 for _ in range(3):
     try:
-        kernel[(1,)](X, 64)
+        tuned[(1,)](X, 64)
     except tcache.CacheMiss as miss:
         print(miss.message)
 """
@@ -250,6 +253,7 @@ for _ in range(3):
 
 def test_a_launch_without_a_winner_is_recorded_for_any_config(environment, program, tmp_path, tcache):
     path = program(UNTUNED)
+    path.write_text(path.read_text().replace("if __name__", TUNED))
     output = tmp_path / "app" / "serve.launches.json"
     served = subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, check=False,
@@ -260,9 +264,6 @@ def test_a_launch_without_a_winner_is_recorded_for_any_config(environment, progr
     assert "never tuned" in row.miss
     assert row.shape == "n=64 | x_ptr=torch.float32"
     assert row.specialization is None
-    path.write_text(path.read_text().replace("if __name__", """
-tuned = triton.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])(scale)
-if __name__"""))  # fmt: skip
     build = {"TRITON_CACHE_DIR": str(tmp_path / "build-cache"), "CONTRACT": environment["CONTRACT"]}
     done = tcache("resolve", output, "--untuned", "all", "--json", cwd=tmp_path, env=build, check=0)
     assert done.stdout.count('"entry"') == 2
