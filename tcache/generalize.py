@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["Item", "Row", "classes", "flatten", "generalize"]
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-_BYTES = {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4,
-          "float32": 4, "int64": 8, "uint64": 8, "float64": 8}  # fmt: skip
+_BYTES = {
+    "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4, "float32": 4,
+    "int64": 8, "uint64": 8, "float64": 8,
+}  # fmt: skip
+"""Of the element types larger than a byte."""
+
 _RESERVED = ("cdiv", "max", "min", "next_power_of_2")
 _LETTERS = ("M", "N", "K", "B", "H", "D", "S", "T", "C", "P", "Q", "R", "U", "V", "W", "X", "Y", "Z")
 
@@ -88,7 +92,11 @@ def flatten(launch: RecordedLaunch, names: Sequence[str]) -> Row | str:
         elif isinstance(value, dict) and set(value) == {"float"}:
             structure.append((name, "scalar"))
             values[(name,)] = float(value["float"])
-        elif value is None or isinstance(value, (bool, float, str)) or (isinstance(value, int) and -(2**63) < value < 2**63):
+        elif (
+            value is None
+            or isinstance(value, (bool, float, str))
+            or (isinstance(value, int) and -(2**63) < value < 2**63)
+        ):
             structure.append((name, "scalar"))
             values[(name,)] = value
         else:
@@ -166,7 +174,9 @@ def _item(structure: tuple[Any, ...], rows: list[Row]) -> Item:
 
 
 def _note(name: str, column: list[Any]) -> str:
-    values = sorted(set(column)) if all(type(value) is int for value in column) else list(dict.fromkeys(map(repr, column)))
+    values = (
+        sorted(set(column)) if all(type(value) is int for value in column) else list(dict.fromkeys(map(repr, column)))
+    )
     shown = ", ".join(map(str, values[:6])) + (", …" if len(values) > 6 else "")
     kinds = classes(column)
     return f"{name}: {len(values)} values ({shown})" + (f"; classes: {', '.join(kinds)}" if kinds else "")
@@ -254,7 +264,9 @@ def _positive(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _explain(column: list[int], names: list[str], metas: list[dict[str, Any]], scopes: list[dict[str, Any]]) -> str | None:
+def _explain(
+    column: list[int], names: list[str], metas: list[dict[str, Any]], scopes: list[dict[str, Any]]
+) -> str | None:
     blocks = [name for name in names if all(name in meta for meta in metas)]
     sizes = [name for name in names if name not in blocks]
     parts = [f"cdiv({size}, {block})" for size in sizes for block in blocks]

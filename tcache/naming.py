@@ -49,10 +49,13 @@ def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
     """
     module = sys.modules.get(str(function.__module__))
     attribute = _attribute(module, kernel, str(function.__qualname__)) if module is not None else None
-    path = getattr(module, "__file__", None) or getattr(getattr(function, "__code__", None), "co_filename", "")
+    code = getattr(function, "__code__", None)
+    path = str(getattr(module, "__file__", None) or getattr(code, "co_filename", ""))
     where = _module_ref(str(function.__module__), path, folder)
     if attribute is None:
-        reason = "it was made inside a function" if "<locals>" in function.__qualname__ else "no module has it as a name"
+        reason = (
+            "it was made inside a function" if "<locals>" in function.__qualname__ else "no module has it as a name"
+        )
         return f"{where}:{function.__qualname__}", f"the kernel cannot be imported: {reason}"
     if not os.path.isfile(path):
         return f"{where}:{attribute}", "the kernel cannot be imported: its module has no file"
@@ -101,7 +104,7 @@ def _attribute(module: Any, kernel: Any, qualname: str) -> str | None:
         path = name
         for _ in range(8):  # decorators: autotune over heuristics over jit
             if value is kernel:
-                return path
+                return str(path)
             value, path = getattr(value, "__dict__", {}).get("fn"), f"{path}.fn"
             if value is None:
                 break

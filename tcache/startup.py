@@ -31,7 +31,7 @@ def missed(reason: str) -> None:
 
 
 def arm() -> None:
-    """Start recording into ``TCACHE_RECORD`` now if Triton is imported, else right after it is; without it do nothing."""
+    """Start recording into ``TCACHE_RECORD``, where set: now if Triton is imported, else right after it is."""
     if not os.environ.get("TCACHE_RECORD") or any(isinstance(finder, _AfterTriton) for finder in sys.meta_path):
         return
     triton = sys.modules.get("triton")

@@ -6,17 +6,17 @@ import os
 import sys
 
 
-def _arm():
+def _arm() -> None:
     try:
         from tcache.startup import arm
     except ImportError:
         # another environment's interpreter: record with the tcache installed there
-        print(f"tcache: {sys.executable} is not recorded: tcache is not installed there", file=sys.stderr)
+        print(f"tcache: {sys.executable} is not recorded: tcache is not installed there", file=sys.stderr)  # noqa: T201
     else:
         arm()
 
 
-def _chain():
+def _chain() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     rest = [entry for entry in sys.path if os.path.abspath(entry) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)

@@ -42,37 +42,42 @@ def describe(value: Any, ref: Callable[[Any], str]) -> Any:
     Raises:
         Indescribable: there is no description for such a value.
     """
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if isinstance(value, enum.Enum):
-        return {"enum": ref(type(value)), "name": value.name}
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, str):
-        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str, enum.Enum)):
+        return _scalar(value, ref)
     if isinstance(value, tl.constexpr):
         return {"constexpr": describe(value.value, ref)}
     if isinstance(value, tl.dtype):
         return {"dtype": _tl_name(value)}
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return {"dtype": str(value)}
-    if isinstance(value, list):
-        return [describe(item, ref) for item in value]
-    if isinstance(value, tuple):
+    if isinstance(value, (list, tuple)):
         items = [describe(item, ref) for item in value]
+        if isinstance(value, list):
+            return items
         return {"named": ref(type(value)), "items": items} if hasattr(value, "_fields") else {"tuple": items}
     if isinstance(value, JITCallable) or inspect.isfunction(value):
         return {"function": ref(value)}
+    return _object(value, ref)
+
+
+def _scalar(value: Any, ref: Callable[[Any], str]) -> Any:
+    if isinstance(value, enum.Enum):
+        return {"enum": ref(type(value)), "name": value.name}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+    if value is None or isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, int) else str(value)  # subclasses are what the binder takes them for
+
+
+def _object(value: Any, ref: Callable[[Any], str]) -> dict[str, Any]:
     if isinstance(value, TensorWrapper):
         return {"reinterpret": describe(value.base, ref), "dtype": _tl_name(value.dtype)}
     if hasattr(value, "data_ptr") and hasattr(value, "dtype"):
         return _tensor(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name), ref) for field in dataclasses.fields(value)
-                  if field.init}  # fmt: skip
-        return {"dataclass": ref(type(value)), "fields": fields}
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return {"dataclass": ref(type(value)), "fields": {name: describe(getattr(value, name), ref) for name in fields}}
     raise Indescribable(f"an argument of type {type(value).__module__}.{type(value).__qualname__} has no description")
 
 

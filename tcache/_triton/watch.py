@@ -165,7 +165,9 @@ def _sight(frame: FrameType) -> Sight:
         made = (found["signature"], found["constexprs"], found["attrs"])
     else:
         bound = found["specialization"][: len(function.params)]
-        made = function._pack_args(found["backend"], dict(found["kwargs"]), found["bound_args"], bound, dict(passed))[1:]
+        made = function._pack_args(found["backend"], dict(found["kwargs"]), found["bound_args"], bound, dict(passed))[
+            1:
+        ]
     source = SimpleNamespace(fn=function, signature=made[0], constants=made[1], attrs=made[2])
     specialization = Compilation("", "", source, found["target"], {}).specialization()
     options = {name: value for name, value in passed.items() if name not in _OWN_OPTIONS[1:]}
@@ -213,7 +215,7 @@ def counts() -> dict[str, int]:
     Launches that an autotuner made to measure configs are not counted.
     """
     found: dict[str, int] = {}
-    for table, rows in list(_tables):
+    for table, rows in _tables.copy():
         for key, row in list(rows.items()):
             if row is not None:
                 found[row] = found.get(row, 0) + table.get(key, 0)
@@ -222,7 +224,7 @@ def counts() -> dict[str, int]:
 
 def reset_counts() -> None:
     """Start counting from zero: a forked child must not report its parent's launches."""
-    for table, _ in list(_tables):
+    for table, _ in _tables.copy():
         for key in list(table):
             table[key] = 0
 

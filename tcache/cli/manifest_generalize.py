@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, show_envvar=True, help="Replace an existing file.")
 @json_option
 def command(recordings: tuple[Path, ...], output: Path, force: bool, as_json: bool) -> None:
-    """Propose a shape manifest with names for what varies in RECORDED: sizes and integers that are equal in every launch
-    share a name. It covers at least what was recorded; edit it to cover what will come.
+    """Propose a shape manifest with names for what varies in RECORDED: sizes and integers that are equal in every
+    launch share a name. It covers at least what was recorded; edit it to cover what will come.
     """
     from tcache._fs import atomic_write
     from tcache.cli.options import quiet_noise
@@ -44,14 +44,16 @@ def command(recordings: tuple[Path, ...], output: Path, force: bool, as_json: bo
     skipped = [line for one in loaded for line in one.unreplayable()]
     cases = sum(_count(item) for item in items)
     if as_json:
-        print_json({"output": str(output), "items": len(items), "launches": len(rows), "cases": cases,
-                    "kept_as_recorded": [f"{where}: {why}" for _, where, why, _ in rest], "skipped": skipped})  # fmt: skip
+        kept = [f"{where}: {why}" for _, where, why, _ in rest]
+        numbers = {"items": len(items), "launches": len(rows), "cases": cases}
+        print_json({"output": str(output), **numbers, "kept_as_recorded": kept, "skipped": skipped})
         return
     for line in skipped:
         click.echo(f"note: {line}", err=True)
     for _, where, why, _ in rest:
         click.echo(f"note: {where}: kept as it was recorded: {why}", err=True)
-    click.echo(f"{output}: {len(items)} items, {cases} cases for {len(rows)} recorded launches, {len(rest)} kept as recorded")
+    also = f", {len(rest)} kept as recorded" if rest else ""
+    click.echo(f"{output}: {len(items)} items, {cases} cases for {len(rows)} recorded launches{also}")
 
 
 def _rows(loaded: list[Recording], folder: Path) -> tuple[list[Any], list[tuple[RecordedLaunch, str, str, Path]]]:

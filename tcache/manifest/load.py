@@ -139,7 +139,9 @@ def load_manifest(path: Path) -> LoadedManifest:
 def _of_recording(path: Path) -> LoadedManifest:
     recording = load_recording(path)
     gpus = sorted({gpu for _, row in recording.launches for gpu in row.gpus})
-    manifest = LoadedManifest(path, Manifest(version=1, gpus=gpus or None, kernels=[LaunchesItem(launches=path.name)]), {})
+    manifest = LoadedManifest(
+        path, Manifest(version=1, gpus=gpus or None, kernels=[LaunchesItem(launches=path.name)]), {}
+    )
     manifest.read_recordings()
     return manifest
 
@@ -231,7 +233,13 @@ def _first(path: Path, marks: dict[Path_, tuple[int, int]], error: ValidationErr
 
 
 def _allowed(loc: tuple[Any, ...]) -> list[str]:
-    models = {"<call>": CallItem, "<kernel>": KernelItem, "<launches>": LaunchesItem, "<tensor>": Tensor, "<constant>": Constant}
+    models = {
+        "<call>": CallItem,
+        "<kernel>": KernelItem,
+        "<launches>": LaunchesItem,
+        "<tensor>": Tensor,
+        "<constant>": Constant,
+    }
     model: Any = Manifest
     for step in loc[:-1]:
         model = models.get(step, model)

@@ -168,6 +168,7 @@ Maker = "Callable[[tuple[int, ...], str, tuple[int, ...], int], Any]"
 
 
 def _arguments(case: Case, make: Callable[[tuple[int, ...], str, tuple[int, ...], int], Any]) -> dict[str, Any]:
+    assert not isinstance(case.item, RecordedLaunch)
     found: dict[str, Any] = {}
     for name, spec in case.item.args.items():
         try:

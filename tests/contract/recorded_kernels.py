@@ -92,9 +92,7 @@ def _set_block(nargs):
     nargs["desc"].block_shape = [nargs["BLOCK"], nargs["BLOCK"]]
 
 
-@triton.autotune(
-    [triton.Config({"BLOCK": size}, num_warps=4, pre_hook=_set_block) for size in (16, 32)], key=["which"]
-)
+@triton.autotune([triton.Config({"BLOCK": size}, num_warps=4, pre_hook=_set_block) for size in (16, 32)], key=["which"])
 @triton.jit
 def hooked(desc, out_ptr, which, BLOCK: tl.constexpr):
     tile = desc.load([0, 0])

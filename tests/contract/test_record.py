@@ -76,7 +76,8 @@ LAUNCHES = {
     "text": lambda: (k.add, (X, X, 4096, 1.5, True, None, "ünï \"q\" 'x'"), {}),
     "float constant": lambda: (k.add, (X, X, 4096, 1.5, True, None, 0.1), {}),
     "not a number": lambda: (k.add, (X, X, 4096, 1.5, True, None, float("nan")), {}),
-    "keywords": lambda: (k.add, (X,), {"y_ptr": X, "n": 64, "a": 0.0, "flag": 0, "none": None, "KIND": True, "BLOCK": 32}),
+    "keywords": lambda: (k.add, (X,), {"y_ptr": X, "n": 64, "a": 0.0, "flag": 0, "none": None, "KIND": True,
+                                       "BLOCK": 32}),
     "options": lambda: (k.add, (X, X, 64, 1.0, True, None, "x"), {"num_warps": 2, "num_stages": 1}),
     "wrapped constant": lambda: (k.add, (X, X, 64, 1.0, True, None, tl.constexpr(7)), {}),
     "constant for an argument": lambda: (k.add, (X, X, tl.constexpr(48), 1.0, True, None, "x"), {}),
@@ -139,7 +140,7 @@ def test_what_is_replayed_has_the_very_entries(driver, tmp_path):
 
 
 def bench(choose):
-    return lambda call, quantiles: (call(), [choose(), 1.0, 1.0])[1]
+    return lambda call, **_: (call(), [choose(), 1.0, 1.0])[1]
 
 
 @pytest.mark.parametrize("kernel", ["tuned_over", "tuned_under"])
@@ -226,8 +227,9 @@ def test_what_cannot_be_imported_is_recorded_with_its_reason(driver, tmp_path):
 
 
 def test_one_recording_at_a_time(driver, tmp_path):
-    with tcache.record(tmp_path / "a.json"), pytest.raises(tcache.TcacheError, match="records already"):
-        with tcache.record(tmp_path / "b.json"):
+    with tcache.record(tmp_path / "a.json"):
+        again = tcache.record(tmp_path / "b.json")
+        with pytest.raises(tcache.TcacheError, match="records already"), again:
             pass
     k.add[(1,)](X, X, 1, 1.5, True, None, "later")
     assert not (tmp_path / "b.json").exists() or not read_rows(tmp_path / "b.json")[0]
@@ -263,7 +265,9 @@ def test_generalized_covers_what_was_recorded(driver, tmp_path, monkeypatch):
     text = output.read_text()
     assert set(entries(path, untuned="all")) <= set(entries(output, untuned="all")), text
     assert "cdiv(n, BLOCK)" in text
-    items = [item for item in load_manifest(output).model.kernels if getattr(item, "kernel", "").endswith(":tuned_over")]
+    items = [
+        item for item in load_manifest(output).model.kernels if getattr(item, "kernel", "").endswith(":tuned_over")
+    ]
     assert [item.cases for item in items] == [[{"m": 64, "n": [64, 65]}, {"m": [1, 4096], "n": 128}]]
     assert "# m: 3 values (1, 64, 4096); classes: 1, divisible by 16" in text
     assert "y_ptr: {shape: [48, KIND], dtype: float32, stride: [1, 48]}" in text

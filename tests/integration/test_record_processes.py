@@ -96,10 +96,16 @@ child = context.Process(target=spawned, args=(128,)); child.start(); child.join(
 """
 
 
+SPAWNED = """def spawned(block):
+    null_driver.activate()
+    launch(64, block)
+
+"""
+
+
 def test_children_and_grandchildren(environment, program, tmp_path):
     path = program(CHILDREN)
-    path.write_text(path.read_text().replace(
-        'if __name__', 'def spawned(block):\n    null_driver.activate()\n    launch(64, block)\n\nif __name__'))  # fmt: skip
+    path.write_text(path.read_text().replace("if __name__", SPAWNED + "if __name__"))
     output = tmp_path / "app" / "serve.launches.json"
     done = record(environment, output, "sh", "-c", f"{sys.executable} {path}; exit $?", options=["--counts"])
     assert done.returncode == 0, done.stderr
@@ -120,7 +126,9 @@ def test_signals_are_forwarded_and_what_was_recorded_stays(environment, program,
 
 
 def test_killed_while_recording(environment, program, tmp_path):
-    path = program("import itertools\nfor n in itertools.count():\n    launch(64, 1 << n % 12)\n    print(n, flush=True)")
+    path = program(
+        "import itertools\nfor n in itertools.count():\n    launch(64, 1 << n % 12)\n    print(n, flush=True)"
+    )
     output = tmp_path / "x.launches.json"
     environment |= {"TCACHE_RECORD": str(output)}
     path.write_text("import tcache\n" + path.read_text())  # as a service does: no `tcache record` around it
@@ -229,7 +237,9 @@ def test_the_loop_closes(environment, program, tmp_path, tcache):
         )  # fmt: skip
         assert served.stdout == f"misses {misses}\n", served.stderr
     rows = launches(app / recordings[1])
-    missed = {(row.specialization.constants["BLOCK"], row.specialization.constants.get("n")) for row in rows if row.miss}
+    missed = {
+        (row.specialization.constants["BLOCK"], row.specialization.constants.get("n")) for row in rows if row.miss
+    }
     assert missed == {(64, None), (32, 1)}
     assert all("not prebaked" in row.miss for row in rows if row.miss)
     assert not (tmp_path / "nothing").exists()

@@ -89,7 +89,7 @@ BAD = [
     (GOOD.replace("grid: [cdiv(n, BLOCK)]", "grid: [1, 1, 1, 1]"), "6:11: kernels.0.grid: value should have at most 3"),
     (GOOD.replace("grid: [cdiv(n, BLOCK)]", "grid: [cdiv(n]"), "6:12: 'cdiv(n' is not an expression"),
     (GOOD.replace("kernel: k.py:f", "kernels: k.py:f"), "4:5: kernels.0: expected a mapping with exactly one of"),
-    (GOOD.replace("kernel: k.py:f", "kernel: k.py:f\n    call: k.py:g"), "exactly one of 'call' and 'kernel'"),
+    (GOOD.replace("kernel: k.py:f", "kernel: k.py:f\n    call: k.py:g"), "exactly one of 'call', 'kernel' and"),
     (GOOD.replace("kernel: k.py:f", "call: k.py:f"), "6:5: unknown key 'grid': expected one of args, call, cases"),
     (GOOD.replace("  - kernel", "  -  - kernel"), "5:5: not YAML"),
     (GOOD.replace("      - {n: [1, 2], m: 3}", "      []"), ":7: cases is empty"),
