@@ -1,7 +1,8 @@
-"""Record a real forward and backward, warm up without a GPU, run again frozen: zero compiles, zero tuning, same outputs.
+"""Record a real forward and backward, warm up without a GPU, run frozen: zero compiles, zero tuning, same outputs.
 
-The model is a small language model built from what others wrote: gated linear attention and gated delta rule of
-fla-core, RMSNorm, RoPE, SwiGLU and cross entropy of liger-kernel. Three steps, the second on a machine without a GPU,
+The model is a small language model built from what others wrote: gated linear attention and the delta rule of fla-core
+(which refuses the gated delta rule's backward on Hopper with Triton 3.6), RMSNorm, RoPE, SwiGLU and cross entropy of
+liger-kernel. Three steps, the second on a machine without a GPU,
 with the same Python, torch and Triton (H200: Python 3.12, torch 2.11, Triton 3.6.0):
 
     python benchmarks/record_model.py record WORK         # on the GPU: WORK/model.launches.json, store, reference.pt
@@ -37,9 +38,9 @@ TOLERANCE = 2e-2
 def build(device: str):
     """Return the model's parameters and a function from token ids to the loss."""
     import torch
-    import torch.nn.functional as F
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-    from fla.ops.simple_gla import chunk_simple_gla
+    import torch.nn.functional as F  # noqa: N812
+    from fla.ops.delta_rule import chunk_delta_rule
+    from fla.ops.gla import chunk_gla
     from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
     from liger_kernel.ops.rope import LigerRopeFunction
@@ -56,7 +57,7 @@ def build(device: str):
 
     parameter("embedding", SIZES["vocabulary"], width, scale=1.0)
     for layer in range(SIZES["layers"]):
-        for name, rows in (("q", width), ("k", width), ("v", width), ("g", heads), ("beta", heads), ("o", width)):
+        for name, rows in (("q", width), ("k", width), ("v", width), ("g", width), ("beta", heads), ("o", width)):
             parameter(f"{layer}.{name}", rows, width)
         parameter(f"{layer}.gate", inner, width)
         parameter(f"{layer}.up", inner, width)
@@ -69,13 +70,15 @@ def build(device: str):
         q, k, v = (F.linear(x, parameters[f"{layer}.{n}"]).view(batch, length, heads, head) for n in "qkv")
         q, k = LigerRopeFunction.apply(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
         q, k = q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()
-        g = F.logsigmoid(F.linear(x, parameters[f"{layer}.g"]).float())
         if layer % 2:
             beta = F.linear(x, parameters[f"{layer}.beta"]).sigmoid()
-            o, _ = chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)
+            o, _ = chunk_delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True)
         else:
-            o, _ = chunk_simple_gla(q, k, v, g)
+            gates = F.logsigmoid(F.linear(x, parameters[f"{layer}.g"]).float()) / 16
+            o, _ = chunk_gla(q, k, v, gates.view(batch, length, heads, head))
         return F.linear(o.reshape(batch, length, width), parameters[f"{layer}.o"])
+
+    norm_options = (1e-6, 0.0, "llama", False)
 
     def loss(tokens):
         length = tokens.shape[1]
@@ -87,8 +90,8 @@ def build(device: str):
         x = F.embedding(tokens, parameters["embedding"])
         for layer in range(SIZES["layers"]):
             norms = [parameters[f"{layer}.norm{n}"] for n in (1, 2)]
-            x = x + attention(LigerRMSNormFunction.apply(x, norms[0], 1e-6, 0.0, "llama", False), layer, cos, sin)
-            h = LigerRMSNormFunction.apply(x, norms[1], 1e-6, 0.0, "llama", False)
+            x = x + attention(LigerRMSNormFunction.apply(x, norms[0], *norm_options), layer, cos, sin)
+            h = LigerRMSNormFunction.apply(x, norms[1], *norm_options)
             gate, up = F.linear(h, parameters[f"{layer}.gate"]), F.linear(h, parameters[f"{layer}.up"])
             x = x + F.linear(LigerSiLUMulFunction.apply(gate, up), parameters[f"{layer}.down"])
         logits = F.linear(x, parameters["embedding"]).view(-1, SIZES["vocabulary"])
@@ -140,7 +143,7 @@ def child(step: str, work: Path, device: str) -> None:
     if device == "cpu":
         _first_config_wins()
     if step == "record":
-        adopted = tcache.adopt("fla.ops")
+        adopted = _adopt()
         with tcache.record(work / "model.launches.json", counts=True):
             begin = time.perf_counter()
             results = run(device)
@@ -152,12 +155,19 @@ def child(step: str, work: Path, device: str) -> None:
     else:
         settings = tcache.activate([work / "bundle"], mode="frozen")
         assert settings.bundles, settings.skipped
-        tcache.adopt("fla.ops")
+        _adopt()
         begin = time.perf_counter()
         results = run(device)
         first = time.perf_counter() - begin
         found = {"same": _compare(torch.load(work / "reference.pt"), results)}
     print(json.dumps({"seconds": round(first, 3), "compiled": len(compiled), "stats": tcache.stats(), **found}))
+
+
+def _adopt() -> list[str]:
+    """Give tcache's store to every autotuned kernel of fla; liger-kernel's here choose by heuristics of their own."""
+    import tcache
+
+    return tcache.adopt("fla.ops") + tcache.adopt("fla.modules")
 
 
 def _pretend() -> None:
@@ -178,7 +188,7 @@ def _first_config_wins() -> None:
 
     for found in gc.get_objects():
         if issubclass(type(found), Autotuner):
-            found._do_bench = lambda call, quantiles: [1.0 for _ in quantiles]
+            found._do_bench = lambda _call, quantiles: [1.0 for _ in quantiles]
 
 
 def _compare(wanted: dict, results: dict) -> dict:

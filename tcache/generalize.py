@@ -44,12 +44,14 @@ class Row:
         values: slot -> value.
         meta: what the config and constants of the launch were, for recognising its grid.
         grid: in blocks.
+        tuned: the meta-parameters of an autotuner's config, which even a constant grid may hang on.
     """
 
     structure: tuple[Any, ...]
     values: dict[Slot, Any]
     meta: dict[str, Any]
     grid: tuple[int, ...] | None
+    tuned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,12 @@ def flatten(launch: RecordedLaunch, names: Sequence[str]) -> Row | str:
             return f"argument {name}: {next(iter(value), '') if isinstance(value, dict) else type(value).__name__}"
     grid = tuple(launch.grid) if launch.grid else None
     known = launch.specialization.constants if launch.specialization is not None else {}
-    constants = {name: value for name, value in known.items() if name in given}  # a default is no name for a grid
-    meta = {name: value for name, value in {**constants, **(launch.config or {})}.items() if type(value) is int}
-    return Row((*structure, len(grid or ())), values, meta, grid)
+    # a default is no name for a grid, and 1 is no block: the binder makes it a constant of any integer
+    constants = {name: value for name, value in known.items() if name in given and value != 1}
+    meta = {name: value for name, value in {**constants, **(launch.config or {})}.items()
+            if type(value) is int and name not in OPTIONS}  # fmt: skip
+    tuned = tuple(name for name in launch.config or {} if name in meta and name not in OPTIONS)
+    return Row((*structure, len(grid or ())), values, meta, grid, tuned)
 
 
 def _tensor(name: str, data: Mapping[str, Any], values: dict[Slot, Any]) -> tuple[Any, ...] | str:
@@ -170,7 +175,10 @@ def _item(structure: tuple[Any, ...], rows: list[Row]) -> Item:
     grid, extra = _grid(rows, symbols)
     columns = {**symbols, **extra}
     cases = _cases(columns, len(rows))
-    return Item(structure[0], args, grid, cases, [_note(name, column) for name, column in columns.items()])
+    notes = [_note(name, column) for name, column in columns.items()]
+    if len({row.grid for row in rows}) == 1 and any(row.tuned for row in rows):
+        notes.append(f"grid: seen once, as {list(rows[0].grid or ())} with {rows[0].meta}: check it before tuning")
+    return Item(structure[0], args, grid, cases, notes)
 
 
 def _note(name: str, column: list[Any]) -> str:
@@ -246,11 +254,13 @@ def _grid(rows: list[Row], symbols: dict[str, list[Any]]) -> tuple[list[Any], di
     names = [name for name in scopes[0] if all(_positive(scope.get(name)) for scope in scopes)]
     for axis in range(len(rows[0].grid)):
         column = [row.grid[axis] for row in rows if row.grid is not None]
-        text = 1 if set(column) == {1} else _explain(column, names, [row.meta for row in rows], scopes)
-        if text is None and len(set(column)) == 1:
-            text = column[0]
-        elif text is None:
-            text = f"GRID{axis}"
+        constant = len(set(column)) == 1  # says nothing of where it comes from, unless a config is known to matter
+        blocks = [name for name in names if all(name in (row.tuned if constant else row.meta) for row in rows)]
+        sizes = [name for name in names if not any(name in row.meta for row in rows)]
+        text: Any = None if constant and (column[0] == 1 or not blocks) else _explain(column, blocks, sizes, scopes)
+        if text is None:
+            text = column[0] if constant else f"GRID{axis}"
+        if text == f"GRID{axis}":
             extra[text] = column
         found.append(text)
     return found, extra
@@ -264,14 +274,14 @@ def _positive(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _explain(
-    column: list[int], names: list[str], metas: list[dict[str, Any]], scopes: list[dict[str, Any]]
-) -> str | None:
-    blocks = [name for name in names if all(name in meta for meta in metas)]
-    sizes = [name for name in names if name not in blocks]
+def _explain(column: list[int], blocks: list[str], sizes: list[str], scopes: list[dict[str, Any]]) -> str | None:
     parts = [f"cdiv({size}, {block})" for size in sizes for block in blocks]
-    pairs = [f"{one} * {two}" for one, two in itertools.combinations([*parts, *sizes], 2)]
-    for text in [*parts, *sizes, *pairs[:2000]]:
+    pairs = itertools.chain(
+        (f"{one} * {two}" for one, two in itertools.combinations(sizes, 2)),
+        (f"{one} * {two}" for one, two in itertools.product(parts, sizes)),
+        (f"{one} * {two}" for one, two in itertools.combinations(parts, 2)),
+    )
+    for text in [*parts, *sizes, *itertools.islice(pairs, 5000)]:
         if all(evaluate(text, scope) == value for scope, value in zip(scopes, column, strict=True)):
             return text
     return None

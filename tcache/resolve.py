@@ -120,8 +120,11 @@ def _resolve_launch(
         by_key = {config_key(config): config for config in autotuner.configs}
         space = space_identity(by_key)
         named = named_arguments(autotuner, args, kwargs)
-        absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in named]
-        if absent:
+        # configs may add a key argument; in a program's own launch (no grid here) upstream skips what is absent
+        added = {name for config in autotuner.configs for name in config.kwargs}
+        wanted = [name for name in autotuner.keys if name in autotuner.arg_names and name not in added]
+        absent = [name for name in wanted if name not in named]
+        if absent and launch.grid is not None:
             raise ManifestError(launch.where, f"{launch.ref} needs its key argument {', '.join(absent)}")
         found = lookup(autotuner, args, kwargs, gpu, stores)
         shape = str(found.shape)

@@ -20,6 +20,7 @@ TESTS = [
     "tests/contract/test_autotuner.py",
     "tests/contract/test_more_than_upstream.py",
     "tests/contract/test_chain.py",
+    "tests/contract/test_record.py",
     "tests/unit/test_source.py",
     "tests/unit/test_cubin.py",
 ]
