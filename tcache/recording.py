@@ -20,6 +20,7 @@ from tcache._triton import release, watch
 from tcache._triton.kernels import jit_of
 from tcache._triton.values import Indescribable, describe
 from tcache.errors import UsageError
+from tcache.keys.source import source_identity
 from tcache.lookup import current_gpu, named_arguments, shape_of
 from tcache.naming import ref_of
 from tcache.rows import Appender, identity, read_rows, text_of
@@ -50,6 +51,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._raw: dict[str, str] = {}  # text of the arguments -> id
         self._ids = _known(self.path)
+        self._sources: dict[int, str | None] = {}
         self._missed: set[str] = set()
         self._gpus: dict[int, str | None] = {}
         self._counts = counts
@@ -121,8 +123,11 @@ class Recorder:
             row["kwargs"] = {name: describe(value, self._ref) for name, value in sight.kwargs.items()}
         except Indescribable as error:
             row |= {"args": [], "kwargs": {}, "problem": str(error)}
+        if sight.foreign:
+            problem = f"compiled in {_origin(function)}, and not launched by Triton but by what compiled it"
         if problem is not None:
             row["problem"] = problem
+        row["source"] = self._source(function)
         row["grid"] = list(sight.grid) if sight.grid is not None else None
         gpu = self._gpu()
         row["gpus"] = [gpu] if gpu is not None else []
@@ -133,6 +138,15 @@ class Recorder:
         row["specialization"], row["options"], row["config"] = _without_config(sight)
         row["id"] = identity(row)
         return row
+
+    def _source(self, function: Any) -> str | None:
+        key = id(function)  # looking at a function's hash would compute it
+        if key not in self._sources:
+            try:
+                self._sources[key] = source_identity(function)
+            except Exception:  # a kernel whose source cannot be looked at is recorded without
+                self._sources[key] = None
+        return self._sources[key]
 
     def _ref(self, value: Any) -> str:
         function = value if isinstance(value, type) else getattr(value, "fn", value)
@@ -190,6 +204,11 @@ def _known(path: Path) -> set[tuple[str, ...]]:
 
 
 _recorder: Recorder | None = None
+
+
+def _origin(function: Any) -> str:
+    """Return where generated code came from, without a path of this machine."""
+    return f"{function.fn.__module__}, file {Path(function.fn.__code__.co_filename).name}"
 
 
 def _without_config(sight: Sight) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:

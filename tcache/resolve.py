@@ -12,6 +12,7 @@ from tcache.decide import Best
 from tcache.errors import ManifestError, TcacheError
 from tcache.explain import facts_of
 from tcache.keys.config import config_key, space_identity
+from tcache.keys.source import source_identity
 from tcache.lookup import kernel_of, lookup, named_arguments
 from tcache.replay import launches
 
@@ -151,6 +152,8 @@ def _resolve_launch(
             if launch.grid is not None:
                 launch.grid({name: value for name, value in kwargs.items() if isinstance(value, (int, float))})
             compilation = compilation_of(function, launch.args, kwargs)
+            if launch.source is not None and launch.source != source_identity(function):
+                notice = "recorded from another source: the kernel, or a global it reads, is not the same here"
             kernel = f"{function.fn.__module__}:{function.fn.__qualname__}"
             key = config_key(config) if config is not None else None
             done.append(Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref, space))

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from triton import knobs
+
 from tcache._triton.kernels import Autotuner, Heuristics, JITFunction, KernelInterface, jit_of
 from tcache._triton.probe import Compilation
 
@@ -41,6 +43,7 @@ class Sight:
         grid: the grid in blocks, None where it could not be told.
         tuner: the autotuner with several configs it went through, with the arguments it was given; or None.
         benchmark: whether the autotuner launched it to measure it.
+        foreign: compiled by somebody who launches it without Triton (torch.compile): no arguments are known.
         specialization: what the binder made of the arguments, see ``Compilation.specialization``; None for a launch
             that missed before it was bound.
         options: compile options that were passed or that a config added.
@@ -53,6 +56,7 @@ class Sight:
     grid: tuple[int, ...] | None = None
     tuner: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
     benchmark: bool = False
+    foreign: bool = False
     specialization: dict[str, Any] | None = None
     options: dict[str, Any] | None = None
 
@@ -229,6 +233,25 @@ def reset_counts() -> None:
             table[key] = 0
 
 
+def _compiled(*, src: Any, cache_hit: bool, **rest: Any) -> None:
+    """Listen to ``triton.compile``: what is compiled outside a launch is launched by others, and not seen here."""
+    if _listener is not None:
+        _listener(src=src, cache_hit=cache_hit, **rest)
+    if _sink is None or not isinstance(getattr(src, "fn", None), JITFunction):
+        return
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == _RUN.co_filename or frame.f_code is Compilation.run.__code__:
+            return  # a launch, perhaps compiled in a thread of its own; or tcache compiling ahead
+        frame = frame.f_back
+    specialization = Compilation("", "", src, None, {}).specialization()
+    try:
+        _sink(Sight(src.fn, src.fn, (), {}, foreign=True, specialization=specialization, options={}))
+    except Exception as error:
+        _log.warning("tcache: a compilation is not recorded: %s: %s", type(error).__name__, error)
+
+
+_listener: Callable[..., Any] | None = None
 _create_binder = JITFunction.create_binder
 _init_tuner = Autotuner.__init__
 
@@ -274,8 +297,9 @@ def start(sink: Callable[[Sight], str | None]) -> None:
         sink: called with each launch seen for the first time, in the thread that launches, before it compiles; returns
             what its launches are to be counted under.
     """
-    global _sink  # noqa: PLW0603 - Triton's classes are of the process, and so is what watches them
+    global _sink, _listener  # noqa: PLW0603 - Triton's classes are of the process, and so is what watches them
     _sink = sink
+    _listener, knobs.compilation.listener = knobs.compilation.listener, _compiled
     JITFunction.create_binder = _watching_binder
     Autotuner.__init__ = _watching_tuner
     for function in _existing(JITFunction):
@@ -292,6 +316,8 @@ def stop() -> None:
     """Put plain dictionaries back: launches are as they were before :func:`start`."""
     global _sink  # noqa: PLW0603
     _sink = None
+    if knobs.compilation.listener is _compiled:  # else somebody listens above, and is left alone
+        knobs.compilation.listener = _listener
     JITFunction.create_binder = _create_binder
     Autotuner.__init__ = _init_tuner
     for function in _existing(JITFunction):

@@ -43,6 +43,7 @@ class RecordedLaunch(BaseModel):
         count: how often it was launched, where counts were asked for.
         miss: why it missed in a frozen service.
         problem: why it cannot be replayed.
+        source: identity of the kernel's source and of what it reads, see :mod:`tcache.keys.source`.
         triton: the release it was recorded under.
     """
 
@@ -62,6 +63,7 @@ class RecordedLaunch(BaseModel):
     count: Union[StrictInt, None] = None
     miss: Union[StrictStr, None] = None
     problem: Union[StrictStr, None] = None
+    source: Union[StrictStr, None] = None
     triton: StrictStr = ""
 
 

@@ -37,6 +37,7 @@ class Launch:
         where: ``file:line:column`` of the manifest case it comes from.
         ref: the case's ref.
         grid: the manifest's grid as a function of the meta-parameters, None where the wrapper's own code computes it.
+        source: identity of the kernel's source when the launch was recorded, None where it was not.
     """
 
     kernel: Any
@@ -45,6 +46,7 @@ class Launch:
     where: str
     ref: str
     grid: Callable[[dict[str, Any]], tuple[int, ...]] | None = None
+    source: str | None = None
 
 
 def launches(case: Case) -> list[Launch]:
@@ -55,7 +57,8 @@ def launches(case: Case) -> list[Launch]:
         KernelError: the ref leads nowhere.
     """
     if isinstance(case.item, RecordedLaunch):
-        return [Launch(*recorded_launch(case.item, case.folder, case.where), case.where, case.ref)]
+        launch = recorded_launch(case.item, case.folder, case.where)
+        return [Launch(*launch, case.where, case.ref, source=case.item.source)]
     target = _load(case)
     if isinstance(case.item, KernelItem):
         kernel = _kernel(case, target)

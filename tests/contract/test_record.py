@@ -273,3 +273,37 @@ def test_generalized_covers_what_was_recorded(driver, tmp_path, monkeypatch):
     assert "y_ptr: {shape: [48, KIND], dtype: float32, stride: [1, 48]}" in text
     assert "x_ptr: {shape: [64, 64], dtype: dtype}" in text
     assert (tmp_path / "all.rest.launches.json").is_file(), "descriptors and functions stay as they were recorded"
+
+
+def test_what_others_compile_and_launch_is_recorded_with_its_reason(driver, tmp_path):
+    """torch.compile hands generated kernels to triton.compile and launches them by itself."""
+    from triton.compiler import ASTSource
+
+    path = tmp_path / "x.launches.json"
+    seen = []
+    triton.knobs.compilation.listener = lambda **event: seen.append(event["src"].name)
+    try:
+        with tcache.record(path):
+            k.loose[(1,)](X, 16, 64)
+            constants = {(2,): 32}
+            signature = {"x_ptr": "*fp32", "n": "i32", "BLOCK": "constexpr"}
+            triton.compile(ASTSource(k.loose, signature, constants), target=driver.get_current_target())
+    finally:
+        triton.knobs.compilation.listener = None
+    assert seen == ["loose", "loose"], "whoever listened before still does"
+    manifest = load_manifest(path)
+    [line] = manifest.unreplayable()
+    assert "not launched by Triton" in line
+    assert str(tmp_path) not in path.read_text()
+    assert len(list(manifest.cases())) == 1
+
+
+def test_a_kernel_that_differs_from_the_recorded_one_is_told(driver, tmp_path):
+    path = tmp_path / "x.launches.json"
+    with tcache.record(path):
+        k.loose[(1,)](X, 16, 64)
+    [same] = resolve(load_manifest(path).cases(), catalogue()[GPU], ())[0]
+    path.write_text(path.read_text().replace('"source":"', '"source":"0'))
+    [other] = resolve(load_manifest(path).cases(), catalogue()[GPU], ())[0]
+    assert same.notice is None
+    assert "recorded from another source" in other.notice
