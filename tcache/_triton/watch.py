@@ -122,8 +122,9 @@ def _first(watched: _Watched, compiled: Any, key: Any, shape: Any, frame: FrameT
         watched[compiled] = watched.below[compiled]
     if _sink is None or frame.f_code is not _RUN or frame.f_locals["warmup"]:
         return  # a warm-up is no launch
-    watched.counts[key] = 1
-    watched.rows[key] = None
+    watched.counts.setdefault(key, 0)  # two threads may be here at once, and both launched
+    watched.counts[key] += 1
+    watched.rows.setdefault(key, None)
     try:
         found = _sight(frame)
         # benchmarks go past the table of winners

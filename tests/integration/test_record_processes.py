@@ -286,3 +286,32 @@ def test_recording_begins_within_the_launch_that_imports_tcache(environment, pro
     more = {"TRITON_CACHE_MANAGER": "tcache.overlay:OverlayCacheManager", "TCACHE_RECORD": str(output)}
     subprocess.run([sys.executable, str(path)], env=environment | more, check=True)
     assert len(launches(output)) == 2
+
+
+STOCK = """
+import triton
+def bench(call, quantiles):
+    call()
+    return [1.0 for _ in quantiles]
+
+configs = [triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})]
+stock = triton.autotune(configs, key=["n"], do_bench=bench)(scale)
+
+if __name__"""
+
+
+def test_recorded_while_others_autotuner_tunes_then_proven(environment, program, tmp_path, tcache):
+    path = program("import tcache\ntcache.adopt(stock)\nstock[(1,)](X, 64)\nstock[(1,)](X, 65)\nstock[(1,)](X, 64)")
+    path.write_text(path.read_text().replace("if __name__", STOCK))
+    app, store, bundle = path.parent, tmp_path / "store", tmp_path / "bundle"
+    output = app / "serve.launches.json"
+    done = record(environment | {"TCACHE_STORE": str(store)}, output, sys.executable, path, options=["--counts"])
+    assert done.returncode == 0, done.stderr
+    assert sorted((row.shape.split()[0], row.count) for row in launches(output)) == [("n=64", 2), ("n=65", 1)]
+    cache = environment["TRITON_CACHE_DIR"]
+    build = {"TRITON_CACHE_DIR": cache, "TCACHE_STORE": str(store), "CONTRACT": environment["CONTRACT"]}
+    warmed = tcache("warmup", output, cwd=app, env=build, check=0)
+    assert "0 compiled, 2 present before" in warmed.stdout, "a script's kernel has the store entries it was tuned under"
+    tcache("pack", output, "-o", bundle, "--no-native", cwd=app, env=build, check=0)
+    proven = tcache("verify", bundle, output, "--root", app, cwd=app, env=build)
+    assert "1 kernels are tuned by others and hit after tcache.adopt only: serve:scale" in proven.stderr
