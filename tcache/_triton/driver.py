@@ -14,7 +14,7 @@ from tcache.errors import TcacheError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["StubDriver", "current_properties", "current_target", "stub"]
+__all__ = ["StubDriver", "current_device", "current_properties", "current_target", "stub"]
 
 _devices: dict[tuple[str, int | str, int], int] = {}
 
@@ -120,3 +120,8 @@ def current_properties() -> dict[str, int]:
     """Return the active driver's properties of the current device, in Triton's names and units."""
     active = _driver.active
     return dict(active.utils.get_device_properties(active.get_current_device()))
+
+
+def current_device() -> int:
+    """Return the number of the active driver's current device."""
+    return int(_driver.active.get_current_device())

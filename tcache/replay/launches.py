@@ -11,9 +11,11 @@ from tcache._triton.kernels import defaults_of, is_kernel, jit_of, outermost_lau
 from tcache._triton.written import written_arguments
 from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
-from tcache.manifest.model import CallItem, KernelItem, LaunchesItem
+from tcache.manifest.launches import RecordedLaunch
+from tcache.manifest.model import CallItem, KernelItem
 from tcache.replay.arguments import arguments, describe, ghost, mock, real
 from tcache.replay.machine import with_torch
+from tcache.replay.recorded import recorded_launch
 from tcache.replay.ref import KernelRef, load
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Launch:
         where: ``file:line:column`` of the manifest case it comes from.
         ref: the case's ref.
         grid: the manifest's grid as a function of the meta-parameters, None where the wrapper's own code computes it.
+        source: identity of the kernel's source when the launch was recorded, None where it was not.
     """
 
     kernel: Any
@@ -45,6 +48,7 @@ class Launch:
     where: str
     ref: str
     grid: Callable[[dict[str, Any]], tuple[int, ...]] | None = None
+    source: str | None = None
 
 
 def launches(case: Case) -> list[Launch]:
@@ -54,24 +58,16 @@ def launches(case: Case) -> list[Launch]:
         ManifestError: the case does not fit the kernel, or the wrapper failed; the message has the manifest's line.
         KernelError: the ref leads nowhere.
     """
-    if isinstance(case.item, LaunchesItem):
-        return _recorded(case)
     with with_torch(needed=isinstance(case.item, CallItem)):
+        if isinstance(case.item, RecordedLaunch):
+            launch = recorded_launch(case.item, case.folder, case.where)
+            return [Launch(*launch, case.where, case.ref, source=case.item.source)]
         target = load_target(case)
         if not isinstance(case.item, KernelItem):
             return _replay_call(case, target)
         kernel = kernel_of(case, target)
         given = arguments(case, ghost if "torch" in sys.modules else mock)
         return [Launch(kernel, (), given, case.where, case.ref, _grid(case, given, kernel))]
-
-
-def _recorded(case: Case) -> list[Launch]:
-    """Return the launches of a recorded file, ``case.folder / case.item.launches``."""
-    raise ManifestError(
-        case.where,
-        f"{case.ref}: this version reads no recorded launches",
-        "spell the launches out with 'kernel:', or their wrapper with 'call:'",
-    )
 
 
 def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
@@ -107,8 +103,12 @@ def run_case(case: Case) -> None:
     """
     import torch
 
-    if isinstance(case.item, LaunchesItem):
-        _recorded(case)
+    if isinstance(case.item, RecordedLaunch):
+        raise ManifestError(
+            case.where,
+            "a recorded launch is not run again: its grid is the one of the config it was recorded with",
+            "tune by running the program itself in mode tune, or from a manifest of `tcache manifest generalize`",
+        )
     target = load_target(case)
     given = arguments(case, real)
     try:
