@@ -268,7 +268,8 @@ def test_generalized_covers_what_was_recorded(driver, tmp_path, monkeypatch):
     items = [
         item for item in load_manifest(output).model.kernels if getattr(item, "kernel", "").endswith(":tuned_over")
     ]
-    assert [[case.model_extra for case in item.cases] for item in items] == [[{"m": 64, "n": [64, 65]}, {"m": [1, 4096], "n": 128}]]
+    [item] = items
+    assert [case.model_extra for case in item.cases] == [{"m": 64, "n": [64, 65]}, {"m": [1, 4096], "n": 128}]
     assert "# m: 3 values (1, 64, 4096); classes: 1, divisible by 16" in text
     assert "y_ptr: {shape: [48, KIND], dtype: float32, stride: [1, 48]}" in text
     assert "x_ptr: {shape: [64, 64], dtype: dtype}" in text
