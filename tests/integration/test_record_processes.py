@@ -66,7 +66,7 @@ def record(environment, output, *command, options=(), **kwargs):
 
 
 def launches(path):
-    return [row for _, row in load_manifest(path)._recordings[0].launches]
+    return [row for _, row in load_manifest(path).recordings[0].launches]
 
 
 def blocks(path):
