@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from tcache.counters import stats
     from tcache.decorate import autotune
     from tcache.errors import CacheMiss, TcacheError
+    from tcache.recording import record
 
-__all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "stats"]
+__all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "record", "stats"]
 
 __version__ = "0.1.0"
 
@@ -25,6 +27,7 @@ _HOMES = {
     "activate": "tcache.active",
     "adopt": "tcache.adopting",
     "autotune": "tcache.decorate",
+    "record": "tcache.recording",
     "stats": "tcache.counters",
 }
 
@@ -39,3 +42,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("TCACHE_RECORD"):
+    from tcache.startup import arm
+
+    arm()

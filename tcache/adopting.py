@@ -63,7 +63,7 @@ def adopt(what: Any) -> list[str]:
 def _take(kernel: Any) -> str | None:
     """Make an autotuner one of tcache's; return the reason if that cannot be."""
     kind: Any = type(kernel)
-    if type(kernel.cache) is not dict:
+    if type(kernel.cache) is not dict and not type(kernel.cache).__module__.startswith("tcache."):
         return f"{kind.__module__}.{kind.__qualname__} keeps its winners in a cache of its own"
     try:
         kernel.__class__ = _served(kind)  # adds no state of its own: the object keeps everything it has

@@ -22,6 +22,7 @@ from tcache.keys.bucket import make_bucket
 from tcache.keys.config import config_key
 from tcache.lookup import Lookup, current_gpu, kernel_of, lookup, named_arguments
 from tcache.prebaked import prebaked
+from tcache.startup import missed
 from tcache.tuning import tune
 
 if TYPE_CHECKING:
@@ -251,7 +252,9 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
         if settings.mode == "tune" and self.on_untuned != "error":
             reason += "; nothing is benchmarked while a CUDA graph is being captured"
         near = f"{found.near[0][0]} -> {found.near[0][1]}" if found.near else None
-        return explain_config(kernel_of(self).ref, gpu, str(found.shape), settings, reason=reason, near=near)
+        miss = explain_config(kernel_of(self).ref, gpu, str(found.shape), settings, reason=reason, near=near)
+        missed(f"{miss.message}: {reason}")
+        return miss
 
 
 def _capturing() -> bool:

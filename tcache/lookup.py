@@ -15,6 +15,7 @@ from tcache.keys.config import config_key
 from tcache.keys.gpu import GPU, catalogue
 from tcache.keys.shape import ShapeKey, ranked
 from tcache.keys.source import source_identity
+from tcache.naming import module_of
 from tcache.store import Kernel
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def current_gpu() -> GPU:
 def kernel_of(autotuner: Any) -> Kernel:
     """Return the store's identity of the kernel under an autotuner."""
     function = jit_of(autotuner)
-    return Kernel(function.fn.__module__, function.fn.__qualname__, tuple(autotuner.keys))
+    return Kernel(module_of(function.fn), function.fn.__qualname__, tuple(autotuner.keys))
 
 
 def source_of(autotuner: Any) -> str:

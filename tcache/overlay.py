@@ -18,6 +18,7 @@ from tcache.active import active
 from tcache.bundle import Rejected
 from tcache.errors import CacheMiss
 from tcache.explain import explain_entry, explain_helper
+from tcache.startup import missed
 
 if TYPE_CHECKING:
     from tcache.bundle import Bundle
@@ -73,7 +74,9 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
         for reason in refused:
             _log.warning("tcache: entry %s is not used: %s", self.key, reason)
         if self._frozen():
-            raise explain_entry(self.key, compile_in_progress(), active(), tuple(refused))
+            miss = explain_entry(self.key, compile_in_progress(), active(), tuple(refused))
+            missed(miss.message)
+            raise miss
         return self._below().get_group(filename)  # type: ignore[no-any-return]
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:

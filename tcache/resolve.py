@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tcache._triton.driver import stub
 from tcache._triton.kernels import through_decorators
 from tcache._triton.probe import Compilation, compilation_of
 from tcache._triton.specialize import Specialized, specialize
@@ -13,8 +12,9 @@ from tcache.decide import Best
 from tcache.errors import ManifestError, TcacheError
 from tcache.explain import facts_of
 from tcache.keys.config import config_key, space_identity
+from tcache.keys.source import source_identity
 from tcache.lookup import kernel_of, lookup, named_arguments
-from tcache.replay import launches
+from tcache.replay import launches, machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,63 +103,86 @@ def resolve(
     """
     done: list[Resolved] = []
     open_: list[Unresolved] = []
-    with stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()):
+    with machine(gpu):
         for case in cases:
             for launch in launches(case) if case.runs_on(gpu.name) else []:
                 _resolve_launch(launch, gpu, stores, untuned, done, open_)
     return done, open_
 
 
-def _resolve_launch(
-    launch: Launch, gpu: GPU, stores: tuple[Store, ...], untuned: str, done: list[Resolved], open_: list[Unresolved]
-) -> None:
-    shape: str | None = None
-    notice: str | None = None
-    tuned: Kernel | None = None
-    space: str | None = None
+class _Choice:
+    """Chooses the configs of one launch, and notes what they are chosen by.
 
-    def choose(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        nonlocal shape, notice, tuned, space
-        space = space_identity(config_key(config) for config in autotuner.configs)
+    Attributes:
+        shape, notice, tuned, space: see :class:`Resolved`.
+    """
+
+    def __init__(
+        self, launch: Launch, gpu: GPU, stores: tuple[Store, ...], untuned: str, open_: list[Unresolved]
+    ) -> None:
+        self._launch, self._gpu, self._stores, self._untuned, self._open = launch, gpu, stores, untuned, open_
+        self.shape: str | None = None
+        self.notice: str | None = None
+        self.tuned: Kernel | None = None
+        self.space: str | None = None
+
+    def __call__(self, autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        launch = self._launch
+        self.space = space_identity(config_key(config) for config in autotuner.configs)
         named = named_arguments(autotuner, args, kwargs)
-        absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in named]
-        if absent:
+        # configs may add a key argument; in a program's own launch (no grid here) upstream skips what is absent
+        added = {name for config in autotuner.configs for name in config.all_kwargs()}
+        wanted = [name for name in autotuner.keys if name in autotuner.arg_names and name not in added]
+        absent = [name for name in wanted if name not in named]
+        if absent and launch.grid is not None:
             raise ManifestError(launch.where, f"{launch.ref} needs its key argument {', '.join(absent)}")
-        found = lookup(autotuner, args, kwargs, gpu, stores)
-        shape = str(found.shape)
-        if untuned == "all":
+        found = lookup(autotuner, args, kwargs, self._gpu, self._stores)
+        self.shape = str(found.shape)
+        if self._untuned == "all":
             autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
             return list(autotuner.prune_configs(kwargs))
         if isinstance(found.verdict, Best):
-            tuned = kernel_of(autotuner)
-            notice = f"tuned under Triton {found.verdict.aged}" if found.verdict.aged else None
+            self.tuned = kernel_of(autotuner)
+            self.notice = f"tuned under Triton {found.verdict.aged}" if found.verdict.aged else None
             return [found.configs[found.verdict.config]]
         autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
         pruned = autotuner.prune_configs(kwargs)
         if len(pruned) == 1:  # nothing to choose, so nothing to tune
             return list(pruned)
         near = [(other, found.configs[key]) for other, key in found.near if found.configs[key] in pruned]
-        if untuned == "nearest" and near:
-            notice = f"untuned: config of [{near[0][0]}]"
+        if self._untuned == "nearest" and near:
+            self.notice = f"untuned: config of [{near[0][0]}]"
             return [near[0][1]]
-        if untuned in ("nearest", "default"):
-            notice = "untuned: first config"
+        if self._untuned in ("nearest", "default"):
+            self.notice = "untuned: first config"
             return [pruned[0]]
         kernel = kernel_of(autotuner).ref
-        open_.append(Unresolved(gpu, kernel, shape, found.verdict.reason, launch.where, launch.ref))
+        reason = found.verdict.reason
+        self._open.append(Unresolved(self._gpu, kernel, self.shape, reason, launch.where, launch.ref))
         return []
 
+
+def _resolve_launch(
+    launch: Launch, gpu: GPU, stores: tuple[Store, ...], untuned: str, done: list[Resolved], open_: list[Unresolved]
+) -> None:
+    choice = _Choice(launch, gpu, stores, untuned, open_)
     try:
-        for function, kwargs, config in through_decorators(launch.kernel, launch.args, launch.kwargs, choose):
+        for function, kwargs, config in through_decorators(launch.kernel, launch.args, launch.kwargs, choice):
             if launch.grid is not None:
                 launch.grid({name: value for name, value in kwargs.items() if isinstance(value, (int, float))})
             compilation = compilation_of(function, launch.args, kwargs)
+            notice = choice.notice
+            if launch.source is not None and launch.source != source_identity(function):
+                notice = "recorded from another source: the kernel, or a global it reads, is not the same here"
             kernel = f"{function.fn.__module__}:{function.fn.__qualname__}"
             key = config_key(config) if config is not None else None
             direct = _agrees(compilation, specialize(function, launch.args, kwargs))
             done.append(
-                Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref, space, direct)
-            )
+                Resolved(
+                    gpu, kernel, choice.shape, key, choice.tuned, notice, compilation, launch.where, launch.ref,
+                    choice.space, direct,
+                )
+            )  # fmt: skip
     except TcacheError:
         raise
     except Exception as error:

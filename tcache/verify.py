@@ -6,6 +6,7 @@ and reads its report. The child replays every case under the stub driver through
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tcache.bundle import Bundle, Rejected
-from tcache.errors import BundleError, CacheMiss, TcacheError
+from tcache.errors import BundleError, CacheMiss, KernelError, TcacheError
 
 __all__ = ["Report", "verify"]
 
@@ -134,6 +135,7 @@ def _merge(report: Report, found: dict[str, Any]) -> None:
     report.hits += found["hits"]
     report.entries += found["entries"]
     report.misses += found["misses"]
+    report.notes += [note for note in found["notes"] if note not in report.notes]
 
 
 def child() -> None:
@@ -153,11 +155,11 @@ def child() -> None:
 
 def _replay(request: dict[str, Any]) -> Report:
     from tcache._triton.cache import compile_events
-    from tcache._triton.driver import stub
     from tcache.active import active
+    from tcache.adopting import adopt
     from tcache.keys.gpu import GPU
     from tcache.manifest import load_manifest
-    from tcache.replay import launches
+    from tcache.replay import launches, machine
 
     gpu = GPU(**request["gpu"])
     report = Report()
@@ -169,14 +171,17 @@ def _replay(request: dict[str, Any]) -> Report:
         )
     entries: set[str] = set()
     compiled: list[str] = []
+    adopted: set[str] = set()
     with (
-        stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()),
+        machine(gpu),
         compile_events(lambda name, hit: None if hit else compiled.append(name)),
     ):
         for manifest in request["manifests"]:
             for case in load_manifest(Path(manifest)).cases(gpu.name):
                 for launch in launches(case):
                     report.launches += 1
+                    with contextlib.suppress(KernelError):  # nothing autotuned, or not by triton.autotune
+                        adopted |= {*adopt(launch.kernel)} if not _served(launch.kernel) else set()
                     why = _launch(launch, settings.bundles[0], entries)
                     if why is None and compiled:
                         why = f"compiled {', '.join(compiled)}"
@@ -186,7 +191,20 @@ def _replay(request: dict[str, Any]) -> Report:
                     else:
                         report.misses.append({"where": launch.where, "launch": str(case), "why": why})
     report.entries = len(entries)
+    if adopted:
+        names = ", ".join(sorted(adopted)[:3]) + (", …" if len(adopted) > 3 else "")
+        report.notes.append(f"{len(adopted)} kernels are tuned by others and hit after tcache.adopt only: {names}")
     return report
+
+
+def _served(kernel: Any) -> bool:
+    """Return whether the kernel's winners come from the bundle without ``tcache.adopt``."""
+    from tcache._triton.kernels import Heuristics
+    from tcache.autotuner import Autotuner
+
+    while isinstance(kernel, Heuristics):
+        kernel = kernel.fn
+    return isinstance(kernel, Autotuner)
 
 
 def _launch(launch: Any, bundle: Bundle, entries: set[str]) -> str | None:

@@ -17,10 +17,12 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "tune": "Benchmark a manifest's launches on this GPU and store the best configs.",
+    "record": "Run a program and record every Triton launch it makes, for a manifest.",
+    "manifest": "Check shape manifests, make them from recordings, print their JSON Schema.",
     "warmup": "Compile the winners of a manifest into the Triton cache; needs no GPU.",
     "resolve": "Print the entry of every launch, present or not; compiles nothing.",
     "pack": "Copy what a manifest references into a bundle, and nothing else.",
-    "manifest": "Check shape manifests, and print their JSON Schema for editors.",
+    "gpus": "Print the GPUs known by name, with target, sizes and sources.",
     "verify": "Prove in a fresh, frozen process that every launch of a bundle hits.",
 }
 

@@ -1,4 +1,4 @@
-"""``tcache manifest``: check, schema."""
+"""``tcache manifest``: check, schema, generalize."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tcache.cli.manifest_generalize import command as generalize
 from tcache.cli.options import json_option, manifests, quiet_noise
 from tcache.cli.output import print_json
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 @click.group("manifest")
 def command() -> None:
-    """Check shape manifests, and print their JSON Schema for editors."""
+    """Check shape manifests, make them from recordings, and print their JSON Schema for editors."""
+
+
+command.add_command(generalize)
 
 
 @command.command("schema")
@@ -116,7 +120,7 @@ def _notes(manifest: LoadedManifest | None) -> list[str]:
 
     if manifest is None:
         return []
-    found = []
+    found = manifest.unreplayable()
     for name in manifest.gpus:
         try:
             find_gpu(name)

@@ -147,6 +147,8 @@ def select(
     quiet_noise()
     parsed = Target.parse(target) if target else None
     loaded = [load_manifest(path) for path in paths]
+    for line in [line for manifest in loaded for line in manifest.unreplayable()]:
+        click.echo(f"note: {line}", err=True)
     project = find_project(loaded[0].path.parent)
     named = store or project.store
     if named is not None and named.exists() and not named.is_dir():

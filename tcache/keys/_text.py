@@ -56,7 +56,7 @@ def normalise(value: Any) -> Any:
     word = _word(value, kind)
     if word is not None:
         return Word(word)
-    if hasattr(value, "__index__") and not hasattr(value, "data_ptr"):
+    if hasattr(kind, "__index__") and not hasattr(value, "data_ptr"):
         with contextlib.suppress(TypeError):  # an array has it, and refuses
             return operator.index(value)
     raise UnsupportedValue(

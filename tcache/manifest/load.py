@@ -13,6 +13,7 @@ from tcache.manifest.check import check_manifest
 from tcache.manifest.complaints import complaints, shown
 from tcache.manifest.expand import Row, ShapeSets, combinations, matches, rows_of
 from tcache.manifest.expr import ExpressionError
+from tcache.manifest.launches import RecordedLaunch, Recording, is_recording, load_recording
 from tcache.manifest.model import CallItem, KernelItem, LaunchesItem, Manifest
 from tcache.manifest.reading import Document, read_document
 from tcache.manifest.uses import names_of
@@ -35,7 +36,7 @@ class Case:
     """One case of one manifest item, multiplied out.
 
     Attributes:
-        item: the item it belongs to; recorded launches are one case with an empty scope.
+        item: the item it belongs to, or the recorded launch it is, with an empty scope.
         scope: name -> value.
         where: ``file:line:column`` of the case in the manifest.
         folder: the manifest's directory, which kernel paths are relative to.
@@ -43,7 +44,7 @@ class Case:
         gpus: patterns of GPU names, one of each of which must match.
     """
 
-    item: CallItem | KernelItem | LaunchesItem
+    item: CallItem | KernelItem | RecordedLaunch
     scope: dict[str, Any]
     where: str
     folder: Path
@@ -52,7 +53,7 @@ class Case:
 
     @property
     def ref(self) -> str:
-        """The ref as the manifest writes it; for recorded launches, their file."""
+        """The ref as the manifest or the recording writes it."""
         return str(next(getattr(self.item, kind) for kind in KINDS if hasattr(self.item, kind)))
 
     def runs_on(self, gpu: str) -> bool:
@@ -70,12 +71,20 @@ class LoadedManifest:
         document: its file.
         model: its content.
         includes: the manifests it includes, each once, in order.
+        recordings: the recordings it names, by the item's number.
     """
 
-    def __init__(self, document: Document, model: Manifest, includes: list[LoadedManifest]) -> None:
+    def __init__(
+        self,
+        document: Document,
+        model: Manifest,
+        includes: list[LoadedManifest],
+        recordings: dict[int, Recording] | None = None,
+    ) -> None:
         self.document = document
         self.model = model
         self.includes = includes
+        self.recordings = recordings or {}
         self.path = document.path
         self.where = document.where
         self.sets = ShapeSets({})
@@ -95,6 +104,13 @@ class LoadedManifest:
                     found[part.path.parent / item.launches] = None
             found[part.path] = None
         return list(found)
+
+    def unreplayable(self) -> list[str]:
+        """Return one line for each recorded launch that cannot be replayed, with the reason."""
+        return [
+            line for part in self.everything() for recording in part.recordings.values()
+            for line in recording.unreplayable()
+        ]  # fmt: skip
 
     @property
     def gpus(self) -> list[str]:
@@ -147,7 +163,9 @@ class LoadedManifest:
             folder = self.path.parent
             gpus = (tuple(item.gpus),) if item.gpus else ()
             if isinstance(item, LaunchesItem):
-                yield Case(item, {}, ref, folder, ref, gpus)
+                for where, launch in self.recordings[number].launches:
+                    if launch.problem is None:
+                        yield Case(launch, {}, where, self.recordings[number].path.parent, where, gpus)
                 continue
             conditions = tuple((text, self.where(*at, "where")) for text in item.where or [])
             for _, row in self.rows(number):
@@ -197,6 +215,8 @@ class _Reader:
         return self.read[own]
 
     def _file(self, path: Path, where: str | None) -> LoadedManifest | None:
+        if is_recording(path):
+            return self._of_recording(path)
         try:
             document = read_document(path)
         except ManifestError as error:
@@ -223,7 +243,32 @@ class _Reader:
             return None
         found = LoadedManifest(document, model, [each for each in includes if each is not None])
         self.problems += check_manifest(found)
+        for number, item in enumerate(model.kernels or []):
+            if isinstance(item, LaunchesItem):
+                recording = self._recording(path.parent / item.launches, document.where("kernels", number, "launches"))
+                if recording is not None:
+                    found.recordings[number] = recording
         return found
+
+    def _recording(self, path: Path, where: str) -> Recording | None:
+        if not path.is_file():
+            problem = ManifestError(where, f"{path}: no such recording", "paths are relative to the manifest")
+            self.problems.append(problem)
+            return None
+        try:
+            return load_recording(path)
+        except ManifestError as error:
+            self.problems.append(error)
+            return None
+
+    def _of_recording(self, path: Path) -> LoadedManifest | None:
+        """Return a recording as the manifest that names nothing else."""
+        recording = self._recording(path, str(path))
+        if recording is None:
+            return None
+        gpus = sorted({gpu for _, launch in recording.launches for gpu in launch.gpus})
+        model = Manifest(version=1, gpus=gpus or None, kernels=[LaunchesItem(launches=path.name)])
+        return LoadedManifest(Document(path, None, {}, ""), model, [], {0: recording})
 
 
 def examine(path: Path) -> tuple[LoadedManifest | None, list[ManifestError]]:

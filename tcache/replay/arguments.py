@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 from tcache._triton.literals import constexpr, element_type, tensor_descriptor
 from tcache._triton.mock import MockTensor
 from tcache.errors import ManifestError
-from tcache.manifest import Constant, Constexpr, Descriptor, DType, KernelItem, ListArgument, Tensor, TupleArgument
+from tcache.manifest import (
+    CallItem,
+    Constant,
+    Constexpr,
+    Descriptor,
+    DType,
+    KernelItem,
+    ListArgument,
+    Tensor,
+    TupleArgument,
+)
 from tcache.manifest.arguments import DTYPES
 from tcache.manifest.complaints import unknown_dtype
 from tcache.manifest.expr import ExpressionError, evaluate
@@ -32,7 +42,7 @@ def arguments(case: Case, make: Maker) -> dict[str, Any]:
     Raises:
         ManifestError: an expression or tensor cannot be made for this case.
     """
-    assert isinstance(case.item, KernelItem) or hasattr(case.item, "args")
+    assert isinstance(case.item, (CallItem, KernelItem))  # a recorded launch has its own way
     found: dict[str, Any] = {}
     for name, spec in case.item.args.items():
         try:

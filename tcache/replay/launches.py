@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.kernels import defaults_of, is_kernel, jit_of, outermost_launches
+from tcache._triton.written import written_arguments
 from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
-from tcache.manifest.model import CallItem, KernelItem, LaunchesItem
+from tcache.manifest.launches import RecordedLaunch
+from tcache.manifest.model import CallItem, KernelItem
 from tcache.replay.arguments import arguments, describe, ghost, mock, real
+from tcache.replay.machine import with_torch
+from tcache.replay.recorded import recorded_launch
 from tcache.replay.ref import KernelRef, load
 
 if TYPE_CHECKING:
@@ -35,6 +39,7 @@ class Launch:
         where: ``file:line:column`` of the manifest case it comes from.
         ref: the case's ref.
         grid: the manifest's grid as a function of the meta-parameters, None where the wrapper's own code computes it.
+        source: identity of the kernel's source when the launch was recorded, None where it was not.
     """
 
     kernel: Any
@@ -43,6 +48,7 @@ class Launch:
     where: str
     ref: str
     grid: Callable[[dict[str, Any]], tuple[int, ...]] | None = None
+    source: str | None = None
 
 
 def launches(case: Case) -> list[Launch]:
@@ -52,35 +58,31 @@ def launches(case: Case) -> list[Launch]:
         ManifestError: the case does not fit the kernel, or the wrapper failed; the message has the manifest's line.
         KernelError: the ref leads nowhere.
     """
-    if isinstance(case.item, LaunchesItem):
-        return _recorded(case)
-    target = load_target(case)
-    if isinstance(case.item, KernelItem):
+    with with_torch(needed=isinstance(case.item, CallItem)):
+        if isinstance(case.item, RecordedLaunch):
+            launch = recorded_launch(case.item, case.folder, case.where)
+            return [Launch(*launch, case.where, case.ref, source=case.item.source)]
+        target = load_target(case)
+        if not isinstance(case.item, KernelItem):
+            return _replay_call(case, target)
         kernel = kernel_of(case, target)
         given = arguments(case, ghost if "torch" in sys.modules else mock)
         return [Launch(kernel, (), given, case.where, case.ref, _grid(case, given, kernel))]
-    return _replay_call(case, target)
-
-
-def _recorded(case: Case) -> list[Launch]:
-    """Return the launches of a recorded file, ``case.folder / case.item.launches``."""
-    raise ManifestError(
-        case.where,
-        f"{case.ref}: this version reads no recorded launches",
-        "spell the launches out with 'kernel:', or their wrapper with 'call:'",
-    )
 
 
 def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
-    from tcache.replay.ghost import GhostMode
+    from tcache.replay.values import forget
 
     found: list[Launch] = []
 
     def sink(kernel: Any, _grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(Launch(kernel, args, kwargs, case.where, case.ref))
+        named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+        written = written_arguments(kernel)
+        forget([value for name, value in named.items() if name in written or isinstance(value, (tuple, list))])
 
     given = arguments(case, ghost)
-    with outermost_launches(sink), GhostMode():
+    with outermost_launches(sink):
         try:
             wrapper(**given)
         except TcacheError:
@@ -101,8 +103,12 @@ def run_case(case: Case) -> None:
     """
     import torch
 
-    if isinstance(case.item, LaunchesItem):
-        _recorded(case)
+    if isinstance(case.item, RecordedLaunch):
+        raise ManifestError(
+            case.where,
+            "a recorded launch is not run again: its grid is the one of the config it was recorded with",
+            "tune by running the program itself in mode tune, or from a manifest of `tcache manifest generalize`",
+        )
     target = load_target(case)
     given = arguments(case, real)
     try:
@@ -182,6 +188,16 @@ def _grid(case: Case, given: dict[str, Any], kernel: Any = None) -> Callable[[di
 
 
 def _wrapper_failed(case: Case, error: BaseException) -> ManifestError:
+    where = getattr(error, "where", None)
+    if where is not None and "torch" in sys.modules:
+        from tcache.replay.values import ValueUnknown
+
+        if isinstance(error, ValueUnknown):
+            return ManifestError(
+                case.where,
+                f"{case.ref} cannot be replayed for {describe(case)}: {error}",
+                "spell its launches out with 'kernel:', or record them on a GPU with `tcache record`",
+            )
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename and "/tcache/replay/" not in f.filename]
     where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -98,13 +98,13 @@ BAD = [
     (GOOD, "import nothing_such\n" + KERNEL, ["m.yaml:4:13: importing", "k.py:1: ModuleNotFoundError"]),
     (GOOD, "def broken(:\n" + KERNEL, ["m.yaml:4:13: importing", "k.py:1: SyntaxError"]),
     (GOOD, "raise RuntimeError('no')\n", ["m.yaml:4:13: importing", "k.py:1: RuntimeError: no"]),
-    (GOOD.replace("NVIDIA H200", "NVIDIA H20O"), None, ["unknown GPU 'NVIDIA H20O'; the nearest known name is 'NVIDIA H200'", "--target"]),
+    (GOOD.replace("NVIDIA H200", "NVIDIA H20O"), None, ["unknown GPU 'NVIDIA H20O'; the nearest known name is 'NVIDIA H20'", "--target"]),
     ("", None, ["m.yaml:1:1: the manifest is empty"]),
     (GOOD.replace("gpus: [NVIDIA H200]\n", ""), None, ["m.yaml: no GPU named"]),
     (GOOD.replace("kernel: k.py:f", "call: k.py:launches_nothing").replace("    grid: [1]\n", "").replace(", n: n, BLOCK: 64", ""),
      None, ["m.yaml:6:13: k.py:launches_nothing launched no kernel for n=64"]),
     (GOOD.replace("kernel: k.py:f", "call: k.py:reads").replace("    grid: [1]\n", "").replace(", n: n, BLOCK: 64", ""),
-     None, ["m.yaml:6:13: k.py:reads failed for n=64 at", "k.py:16: ", "spell its launches out with 'kernel:'"]),
+     None, ["m.yaml:6:13: k.py:reads cannot be replayed for n=64: ", "k.py:16: ", "spell its launches out with 'kernel:'"]),
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ TESTS = [
     "tests/contract/test_conformance_object.py",
     "tests/contract/test_conformance_values.py",
     "tests/contract/test_chain.py",
+    "tests/contract/test_record.py",
     "tests/unit/test_source.py",
     "tests/unit/test_cubin.py",
 ]

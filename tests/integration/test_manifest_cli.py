@@ -149,11 +149,11 @@ def test_includes_and_gpus_go_through_the_chain(project, tcache):
     assert tcache("verify", "c", cwd=project, check=0).stdout.startswith("proven: 4 launches, 4 hits")
 
 
-def test_recorded_launches_are_refused_by_name_where_nothing_reads_them(project, tcache):
+def test_a_recording_that_is_none(project, tcache):
     (project / "m.yaml").write_text(MAIN + "  - launches: serve.json\n")
+    assert "m.yaml:9:15: serve.json: no such recording" in tcache("resolve", "m.yaml", cwd=project, check=2).stderr
     (project / "serve.json").write_text("{}")
-    assert "4 cases in 4 files" in tcache("manifest", "check", "m.yaml", cwd=project, check=0).stdout
-    assert "m.yaml:9:15: serve.json: " in tcache("resolve", "m.yaml", cwd=project, check=2).stderr
+    assert "serve.json:1:1: no line of a recording" in tcache("resolve", "m.yaml", cwd=project, check=2).stderr
 
 
 def test_an_unknown_gpu_of_an_include_is_shown_there(project, tcache):

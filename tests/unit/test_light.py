@@ -35,7 +35,16 @@ def test_the_launch_path_imports_no_tools():
 
 
 def test_public_names():
-    assert tcache.__all__ == ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "stats"]
+    assert tcache.__all__ == [
+        "CacheMiss",
+        "TcacheError",
+        "__version__",
+        "activate",
+        "adopt",
+        "autotune",
+        "record",
+        "stats",
+    ]
     for name in tcache.__all__:
         assert getattr(tcache, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -58,10 +67,10 @@ def test_only_the_door_imports_triton():
 
 LAYERS = [
     ["cli"],
-    ["verify", "pack", "warmup", "project", "supervise", "tuneworker"],
+    ["verify", "pack", "warmup", "project", "supervise", "tuneworker", "generalize"],
     ["resolve"],
     ["replay"],
-    ["adopting", "decorate"],
+    ["adopting", "decorate", "recording"],
     ["autotuner"],
     ["prebaked", "tuning"],
     ["lookup"],
@@ -77,8 +86,10 @@ LAYERS = [
     ["entries"],
     ["keys"],
     ["_triton"],
+    ["rows"],
     ["_fs"],
     ["errors"],
+    ["naming", "startup", "_site"],
 ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tcache.errors import ManifestError
-from tcache.manifest import LaunchesItem, examine, load_manifest
+from tcache.manifest import examine, load_manifest
 from tcache.manifest.expand import LARGEST, count, values
+from tcache.manifest.launches import RecordedLaunch
 from tcache.manifest.reading import LARGEST_FILE, parse_document
 
 QUICKSTART = Path(__file__).parents[2] / "shape_manifests" / "quickstart.yaml"
@@ -170,13 +172,28 @@ def test_cases_for_some_gpus(write):
     assert len(scopes(path)) == 2
 
 
-def test_recorded_launches_are_one_case(write):
+def test_recorded_launches_are_cases(write):
+    row = {"schema": 1, "id": "a", "kernel": "k.py:f", "args": [1]}
+    bad = {"schema": 1, "id": "b", "kernel": "k.py:g", "problem": "it was generated"}
+    write("rec/serve.json", "".join(json.dumps(line) + "\n" for line in (row, bad)))
     path = write("m.yaml", GOOD + '  - {launches: rec/serve.json, gpus: ["NVIDIA *"]}\n')
-    *_, case = load_manifest(path).cases()
-    assert isinstance(case.item, LaunchesItem)
-    assert case.ref == "rec/serve.json"
+    manifest = load_manifest(path)
+    *_, case = manifest.cases()
+    assert isinstance(case.item, RecordedLaunch)
+    assert case.ref == "k.py:f"
     assert case.scope == {}
-    assert load_manifest(path).files()[0] == path.parent / "rec" / "serve.json"
+    assert case.folder == path.parent / "rec"
+    assert case.where.endswith("serve.json:1:1")
+    assert not case.runs_on("AMD Instinct MI300X")
+    assert manifest.files()[0] == path.parent / "rec" / "serve.json"
+    assert [line.partition("serve.json")[2] for line in manifest.unreplayable()] == [
+        ":2:1: k.py:g is not replayed: it was generated"
+    ]
+    (alone,) = load_manifest(path.parent / "rec" / "serve.json").cases()
+    assert alone.item == case.item
+    _, [problem] = examine(write("n.yaml", GOOD + "  - {launches: rec/absent.json}\n"))
+    assert problem.message.startswith(f"{path.parent / 'n.yaml'}:9:16: ")
+    assert "no such recording" in problem.message
 
 
 def test_yaml_is_read_as_editors_read_it():

@@ -92,6 +92,8 @@ def test_cases_go_to_their_item(tmp_path):
     ],
 )  # fmt: skip
 def test_layouts(tmp_path, text, expected):
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text('{"schema": 1, "id": "a", "kernel": "k.py:f"}\n')
     path = tmp_path / "m.yaml"
     path.write_bytes(text.encode())
     if expected is None:

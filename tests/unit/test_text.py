@@ -90,3 +90,12 @@ def test_what_has_no_text_is_refused():
 def test_malformed_text_is_a_value_error(text):
     with pytest.raises((ValueError, RecursionError)):
         decode_groups(text)
+
+
+def test_a_class_with_an_index_is_no_integer():
+    class Counted:
+        def __index__(self):
+            return 3
+
+    assert encode_value(Counted()) == "3"
+    assert encode_value(Counted).startswith(f"@{__name__}.")
