@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from tcache.autotuner import autotune
     from tcache.counters import stats
     from tcache.errors import CacheMiss, TcacheError
+    from tcache.preloading import preload
 
-__all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "stats"]
+__all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "preload", "stats"]
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ _HOMES = {
     "activate": "tcache.active",
     "adopt": "tcache.adopting",
     "autotune": "tcache.autotuner",
+    "preload": "tcache.preloading",
     "stats": "tcache.counters",
 }
 

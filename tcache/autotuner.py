@@ -13,10 +13,11 @@ from tcache._triton import release
 from tcache._triton.kernels import Autotuner as UpstreamAutotuner
 from tcache._triton.kernels import Config, OutOfResources, PTXASError, interpreting
 from tcache.active import active
-from tcache.counters import count
+from tcache.counters import count, count_miss
 from tcache.decide import Best
 from tcache.errors import UnsupportedValue
 from tcache.explain import explain_config
+from tcache.isolation import PerDevice, PerThread
 from tcache.keys.bucket import make_bucket
 from tcache.keys.config import config_key
 from tcache.lookup import Lookup, current_gpu, kernel_of, lookup, named_arguments
@@ -44,6 +45,8 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
     """
 
     # class attributes, so that an adopted upstream autotuner has them too
+    cache = PerDevice()
+    nargs = PerThread()
     buckets: Mapping[str, Any] | None = None
     on_untuned: str | None = None
     _shape: ShapeKey | None = None
@@ -112,7 +115,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
             self.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
             return [config]
         if action == "error":
-            raise self._miss(found, gpu.name, settings)
+            raise self._miss(found, gpu.name, settings, named_arguments(self, args, launch))
         default = self.prune_configs(launch)[0]
         if action == "nearest" and found.near:
             count("nearest")
@@ -138,13 +141,19 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
             return "nearest" if settings.mode == "lookup" else "error"
         return wanted
 
-    def _miss(self, found: Lookup, gpu: str, settings: Active) -> Exception:
-        count("misses")
+    def _miss(self, found: Lookup, gpu: str, settings: Active, arguments: dict[str, Any]) -> Exception:
         reason = found.verdict.reason if not isinstance(found.verdict, Best) else ""
+        word = "stale" if reason.startswith("stale") else "untuned"
         if settings.mode == "tune" and self.on_untuned != "error":
             reason += "; nothing is benchmarked while a CUDA graph is being captured"
+            word = "capturing"
         near = f"{found.near[0][0]} -> {found.near[0][1]}" if found.near else None
-        return explain_config(kernel_of(self).ref, gpu, str(found.shape), settings, reason=reason, near=near)
+        miss = explain_config(
+            *(kernel_of(self).ref, gpu, str(found.shape), settings),
+            reason=reason, near=near, word=word, arguments=arguments,
+        )  # fmt: skip
+        count_miss(miss.reasons)
+        return miss
 
 
 def _capturing() -> bool:

@@ -162,7 +162,7 @@ def _replay(request: dict[str, Any]) -> Report:
     report = Report()
     settings = active()
     if not settings.bundles:
-        _, reason = settings.skipped[0]
+        reason = settings.skipped[0].reason
         raise BundleError(
             f"the bundle cannot serve this process: {reason}", "verify with the Triton and Python it was packed for"
         )

@@ -14,7 +14,7 @@ from tcache.errors import TcacheError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["StubDriver", "current_properties", "current_target", "stub"]
+__all__ = ["StubDriver", "current_device", "current_properties", "current_target", "stub"]
 
 _devices: dict[tuple[str, int | str, int], int] = {}
 
@@ -114,6 +114,14 @@ def current_target() -> tuple[str, int | str, int]:
     """
     target = _driver.active.get_current_target()
     return target.backend, target.arch, target.warp_size
+
+
+def current_device() -> int:
+    """Return the number of the active driver's current device, -1 where there is no driver."""
+    try:
+        return _driver.active.get_current_device()  # type: ignore[no-any-return]
+    except RuntimeError:
+        return -1
 
 
 def current_properties() -> dict[str, int]:

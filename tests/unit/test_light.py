@@ -35,7 +35,16 @@ def test_the_launch_path_imports_no_tools():
 
 
 def test_public_names():
-    assert tcache.__all__ == ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "stats"]
+    assert tcache.__all__ == [
+        "CacheMiss",
+        "TcacheError",
+        "__version__",
+        "activate",
+        "adopt",
+        "autotune",
+        "preload",
+        "stats",
+    ]
     for name in tcache.__all__:
         assert getattr(tcache, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -61,7 +70,7 @@ LAYERS = [
     ["verify", "pack", "warmup", "project", "supervise", "tuneworker"],
     ["resolve"],
     ["replay"],
-    ["adopting"],
+    ["adopting", "preloading"],
     ["autotuner"],
     ["tuning"],
     ["lookup"],
@@ -69,15 +78,16 @@ LAYERS = [
     ["overlay"],
     ["explain"],
     ["active", "decide"],
-    ["contend", "journal", "counters"],
+    ["contend", "journal", "counters", "isolation", "snippet"],
     ["bundle"],
+    ["index", "environment", "discover"],
     ["manifest"],
     ["store"],
     ["scan"],
     ["entries"],
     ["keys"],
     ["_triton"],
-    ["_fs"],
+    ["_fs", "_binary"],
     ["errors"],
 ]
 
