@@ -12,6 +12,7 @@ __all__ = ["cubin_problem", "entry_problem", "hsaco_problem", "needed_glibc"]
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+_PROGRAM_SIZE = 56
 _NULL, _NOBITS = 0, 8
 _BINARIES = {"cuda": "cubin", "hip": "hsaco"}
 
@@ -32,6 +33,8 @@ def cubin_problem(data: bytes, arch: int) -> str | None:
         row = _SECTION.unpack_from(data, table + number * _SECTION.size)
         if row[1] not in (_NULL, _NOBITS) and row[4] + row[5] > len(data):
             return "a section is cut off"
+    if fields[5] + fields[10] * _PROGRAM_SIZE > len(data):
+        return "its program table is cut off"
     shift = {7: 0, 8: 8}.get(data[8])
     if shift is not None and (flags >> shift) & 0xFF != arch:
         return f"it is for sm_{(flags >> shift) & 0xFF}, not sm_{arch}"
@@ -49,7 +52,10 @@ def hsaco_problem(data: bytes, arch: str) -> str | None:
     """
     if data[:6] != b"\x7fELF\x02\x01" or len(data) < _HEADER.size:
         return "it is no ELF-64 file"
-    found = _AMD.get(_HEADER.unpack_from(data)[7] & 0xFF)
+    fields = _HEADER.unpack_from(data)
+    if max(fields[5] + fields[10] * _PROGRAM_SIZE, fields[6] + fields[12] * _SECTION.size) > len(data):
+        return "its tables are cut off"
+    found = _AMD.get(fields[7] & 0xFF)
     known = arch.partition(":")[0]
     if found is not None and known in _AMD.values() and found != known:
         return f"it is for {found}, not {known}"

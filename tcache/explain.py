@@ -182,10 +182,10 @@ def explain_entry(key: str, compilation: Compilation | None, active: Active, ref
     kernel = nearest = None
     manifest = ""
     hint = "add the shape to the shape manifest, then run `tcache warmup` and `tcache pack` again"
-    if compilation is None:
+    wanted = _facts(compilation)
+    if wanted is None:
         details.append(f"entry: {key}")
     else:
-        wanted = facts_of(compilation)
         kernel = wanted["kernel"]
         details += [f"specialization: {_brief(wanted)}", f"entry: {key}"]
         near = None if refused else _nearest(wanted, active)
@@ -217,6 +217,14 @@ def explain_entry(key: str, compilation: Compilation | None, active: Active, ref
         nearest=nearest,
         manifest=manifest,
     )
+
+
+def _facts(compilation: Compilation | None) -> dict[str, Any] | None:
+    """Return a compilation's facts, None where they cannot be had: a miss is reported all the same."""
+    try:
+        return None if compilation is None else facts_of(compilation)
+    except Exception:  # of source that somebody generated, with values of any kind
+        return None
 
 
 def _near_details(near: _Near, rows: list[Difference]) -> list[str]:

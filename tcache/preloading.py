@@ -128,7 +128,7 @@ def _load(kernel: str, facts: dict[str, Any]) -> None:
     function = _function(kernel)
     arguments = {
         name: stand_in(facts["signature"].get(name, "constexpr"), facts["constants"].get(name),
-                       "tt.divisibility=16" in facts["attributes"].get(name, ()))
+                       divisible="tt.divisibility=16" in facts["attributes"].get(name, ()))
         for name in function.arg_names
     }  # fmt: skip
     with only_packed():
@@ -158,7 +158,7 @@ _TORCH = {
 """Triton's element types -> torch's names."""
 
 
-def stand_in(kind: str, constant: Any, divisible: bool) -> Any:
+def stand_in(kind: str, constant: Any, *, divisible: bool) -> Any:
     """Return a value that Triton's binder specializes to the given type.
 
     Args:

@@ -77,7 +77,11 @@ def run(root, *args, code=0, **env):
     environment |= {"TRITON_CACHE_DIR": str(root / "cache"), **env}
     done = subprocess.run(
         [sys.executable, "-m", "tcache", *map(str, args)],
-        **{"cwd": root, "env": environment, "capture_output": True, "text": True, "check": False},
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == code, f"{args}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

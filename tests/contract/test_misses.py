@@ -132,7 +132,12 @@ def test_arguments_of_other_kinds_are_spelled_out_or_said_to_be_unspeakable(proj
 
 
 EDITS = [
-    ("import triton\n", "import triton\n# a comment\n", ("line",), "line: the kernel starts at line 15, packed at line 14"),
+    (
+        "import triton\n",
+        "import triton\n# a comment\n",
+        ("line",),
+        "line: the kernel starts at line 15, packed at line 14",
+    ),
     ("def scale(x_ptr", "def scale(\n    x_ptr", ("text",), "formatting or comments changed"),
     ("x * 2", "x * 3", ("source",), "was edited after packing"),
     ("helper(tl.load", "-helper(tl.load", ("source",), "was edited after packing"),
