@@ -19,13 +19,17 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tcache._binary import entry_problem, needed_glibc
 from tcache.environment import Accepted, Environment, Rejected, compatible, environment_fields, libc, library_tag
 from tcache.errors import BundleError
 from tcache.index import Index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "SCHEMA",
@@ -45,6 +49,9 @@ _MANIFEST = "bundle.json"
 _INDEX = "index.json"
 _LARGEST_JSON = 256 * 1024 * 1024
 _LARGEST_FILE = 1024 * 1024 * 1024
+_SMALL = 256 * 1024
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Neither a link nor, should somebody have put one there, a pipe that blocks."""
 _Stamp = tuple[int, int, int, int]
 
 
@@ -84,6 +91,7 @@ class Bundle:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self.place = Path(os.path.realpath(root))
+        self._prefix = os.path.join(self.place, "")
         data = _load_json(self.root / _MANIFEST)
         _check_schema(self.root, data.get("schema"))
         try:
@@ -161,7 +169,7 @@ class Bundle:
 
     def _stamp(self, name: str) -> _Stamp | Rejected:
         try:
-            found = os.lstat(self.place / name)
+            found = os.lstat(self._prefix + name)
         except (OSError, ValueError) as error:
             return Rejected(f"{self.root / name}: {_said(error)}")
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
@@ -174,17 +182,18 @@ class Bundle:
         if size > _LARGEST_FILE:
             return Rejected(f"{self.root / name}: larger than {_LARGEST_FILE} bytes")
         try:
-            # neither a link nor, should somebody have put one there, a pipe that blocks
-            handle = os.open(self.place / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(handle, "rb", buffering=0) as file:
+            handle = os.open(self._prefix + name, _READ)
+            try:
                 found = os.fstat(handle)
                 if not stat.S_ISREG(found.st_mode):
                     return Rejected(f"{self.root / name}: not a regular file")
                 if found.st_size != size:
                     return Rejected(f"{self.root / name}: {found.st_size} bytes, expected {size}")
-                data = file.read(size + 1) or b""
-                while len(data) < size and (more := file.read(size - len(data))):
+                data = os.read(handle, size + 1)
+                while len(data) < size and (more := os.read(handle, size - len(data))):
                     data += more
+            finally:
+                os.close(handle)
         except (OSError, ValueError) as error:
             return Rejected(f"{self.root / name}: {_said(error)}")
         if len(data) != size:
@@ -239,17 +248,20 @@ class Bundle:
 
     def problems(self) -> list[str]:
         """Look at every file of the bundle; return what is wrong, empty when it is intact."""
-        found: list[str] = []
-        grouped = {name for names in self._groups().values() for name in names.values()}
-        with ThreadPoolExecutor(max_workers=min(16, _cores())) as pool:  # hashing runs outside the GIL
-            found += [row.reason for row in pool.map(self.entry_files, sorted(self._groups())) if _bad(row)]  # type: ignore[union-attr]
-            found += [row.reason for row in pool.map(self.check, sorted(self.files.keys() - grouped)) if _bad(row)]  # type: ignore[union-attr]
+        groups = self._groups()
+        grouped = {name for names in groups.values() for name in names.values()}
+        wanted: list[tuple[int, Callable[[], object]]] = [
+            (sum(self.files[name][0] for name in names.values()), partial(self._open_entry, key, names))
+            for key, names in sorted(groups.items())
+        ]
+        wanted += [(self.files[name][0], partial(self.read, name)) for name in sorted(self.files.keys() - grouped)]
+        # hashing runs outside the GIL, but for a small file a thread costs more than it gains
+        with ThreadPoolExecutor(max_workers=min(16, _cores())) as pool:
+            large = [pool.submit(look) for size, look in wanted if size >= _SMALL]
+            rows = [look() for size, look in wanted if size < _SMALL] + [future.result() for future in large]
+        found = [row.reason for row in rows if isinstance(row, Rejected)]
         found += [row.reason for helper in self.helpers if isinstance(row := self._trusted(helper.path), Rejected)]
         return list(dict.fromkeys(found))
-
-
-def _bad(row: object) -> bool:
-    return isinstance(row, Rejected)
 
 
 def _cores() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,14 @@ def gpu_present() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def image_builder():
+    """Whether images can be built: as root, with the tools or with Debian's package manager to get them."""
+    tools = all(shutil.which(name) for name in ("mmdebstrap", "buildah"))
+    return os.getuid() == 0 and (tools or bool(shutil.which("apt-get"))) and not os.environ.get("TCACHE_TEST_OFFLINE")
+
+
 NEEDS = {
+    "container": (image_builder, "needs root, and mmdebstrap and buildah or apt-get; TCACHE_TEST_OFFLINE unset"),
     "gpu": (gpu_present, "needs an NVIDIA GPU"),
     "compat": (lambda: not os.environ.get("TCACHE_TEST_OFFLINE"), "TCACHE_TEST_OFFLINE is set"),
 }

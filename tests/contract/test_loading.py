@@ -1,4 +1,4 @@
-"""Bundles in use: found, skipped, shared by threads, processes and GPUs, preloaded, and gone under a running service."""
+"""Bundles in use: found, skipped, shared by threads, processes and GPUs, preloaded, gone while a service runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import tcache
 from tcache import active as active_module
 from tcache._triton.cache import compile_events, set_cache_directory
 from tcache._triton.probe import compilation_of
-from tcache.active import active, activate
+from tcache.active import activate, active
 from tcache.errors import CacheMiss, GPUMissing, UnsupportedValue
 from tcache.keys import ShapeKey, find_gpu
 from tcache.keys.config import config_key, space_identity
@@ -238,7 +238,8 @@ def test_kernels_of_torch_compile_hit_wherever_it_moves_the_cache(project, tmp_p
             "configs": [{(0,): [["tt.divisibility", 16]]}],
         }  # fmt: skip
         config = triton.Config({"BLOCK": block}, num_warps=1, num_stages=1)
-        tuner = heuristics.CachingAutotuner(kernel, meta, [config], None, [], True, heuristics.HeuristicType.POINTWISE)
+        kind = heuristics.HeuristicType.POINTWISE
+        tuner = heuristics.CachingAutotuner(kernel, meta, [config], None, [], optimize_mem=True, heuristic_type=kind)
         return tuner._precompile_config(config)
 
     activate(bundles=[], mode="tune")
