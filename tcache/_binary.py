@@ -102,10 +102,9 @@ def _binary_problem(files: dict[str, bytes], stem: str, backend: str, arch: Any)
     file = f"{stem}.{kind}"
     if file not in files:
         return f"no {file}"
-    if kind == "cubin":
-        problem = cubin_problem(files[file], arch) if type(arch) is int else f"metadata: arch is {arch!r}"
-    else:
-        problem = hsaco_problem(files[file], arch) if type(arch) is str else f"metadata: arch is {arch!r}"
+    if type(arch) is not (int if kind == "cubin" else str):
+        return f"metadata: arch is {arch!r}"
+    problem = cubin_problem(files[file], arch) if kind == "cubin" else hsaco_problem(files[file], arch)
     return f"{file}: {problem}" if problem else None
 
 

@@ -104,14 +104,24 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
             packed = _same_bytes(data, filename, active().bundles)
             if packed is not None:
                 return packed
-            raise CacheMiss(f"frozen: Triton would write {filename} to its cache", hint="pack it, or use mode=lookup")
+            raise _unwritten(filename)
         return str(self._below().put(data, filename, binary=binary))
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
         """Write the list of an entry's files to the writable layer."""
         if self._frozen():
-            raise CacheMiss(f"frozen: Triton would write {filename} to its cache", hint="pack it, or use mode=lookup")
+            raise _unwritten(filename)
         return str(self._below().put_group(filename, group))
+
+
+def _unwritten(filename: str) -> CacheMiss:
+    miss = CacheMiss(
+        f"frozen: Triton would write {filename} to its cache",
+        hint="pack it, or use mode=lookup",
+        reasons=("helper" if filename.endswith(".so") else "kernel",),
+    )
+    count_miss(miss.reasons)
+    return miss
 
 
 def _same_bytes(data: Any, filename: str, bundles: tuple[Bundle, ...]) -> str | None:

@@ -133,11 +133,18 @@ def test_nothing_in_the_image_can_compile(image):
         if (path := image.root / folder / name).exists()
     ]
     assert found == []
-    assert [path for path in image.root.glob("usr/**/Python.h")] == []
+    assert list(image.root.glob("usr/**/Python.h")) == []
 
 
 def test_the_user_is_nobody_and_may_write_nothing(image):
-    code = "import os, pwd, tcache; print(os.getuid(), os.environ.get('HOME'))\ntry: pwd.getpwuid(os.getuid())\nexcept KeyError: print('unknown')"
+    code = """
+import os, pwd, tcache
+print(os.getuid(), os.environ.get("HOME"))
+try:
+    pwd.getpwuid(os.getuid())
+except KeyError:
+    print("unknown")
+"""
     done = image.run("python3", "-c", code)
     assert done.stdout.split() == [UID, "None", "unknown"], done.stderr
     for place in ("/tmp/x", "/app/x", "/opt/tcache/bundle/x", "/x"):
