@@ -34,7 +34,9 @@ WORKDIR /app
 COPY kernels kernels
 COPY shape_manifests shape_manifests
 COPY examples/serve.py serve.py
+# under a read-only root /tmp cannot be written; /dev/shm is memory, and Triton may ask for a moment's scratch space
 ENV PATH=/opt/venv/bin:$PATH \
+    TMPDIR=/dev/shm \
     PYTHONDONTWRITEBYTECODE=1 \
     TCACHE_BUNDLES=/opt/tcache/bundle \
     TCACHE_MODE=frozen \

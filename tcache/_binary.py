@@ -104,7 +104,8 @@ def _binary_problem(files: dict[str, bytes], stem: str, backend: str, arch: Any)
         return f"no {file}"
     if type(arch) is not (int if kind == "cubin" else str):
         return f"metadata: arch is {arch!r}"
-    problem = cubin_problem(files[file], arch) if kind == "cubin" else hsaco_problem(files[file], arch)
+    known: Any = arch
+    problem = cubin_problem(files[file], known) if kind == "cubin" else hsaco_problem(files[file], known)
     return f"{file}: {problem}" if problem else None
 
 

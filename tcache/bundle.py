@@ -14,18 +14,17 @@ Nothing in a bundle is written at load time, and no file is used before its dige
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tcache._binary import entry_problem, needed_glibc
 from tcache.environment import Accepted, Environment, Rejected, compatible, environment_fields, libc, library_tag
 from tcache.errors import BundleError
+from tcache.head import MANIFEST, SCHEMA, Helper, read_head
 from tcache.index import Index
 
 if TYPE_CHECKING:
@@ -44,32 +43,12 @@ __all__ = [
     "library_tag",
 ]
 
-SCHEMA = 1
-_MANIFEST = "bundle.json"
 _INDEX = "index.json"
-_LARGEST_JSON = 256 * 1024 * 1024
 _LARGEST_FILE = 1024 * 1024 * 1024
 _SMALL = 256 * 1024
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Neither a link nor, should somebody have put one there, a pipe that blocks."""
 _Stamp = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True)
-class Helper:
-    """A native helper of a bundle.
-
-    Attributes:
-        name: the module's name, ``cuda_utils`` or ``__triton_launcher``.
-        source: SHA-256 of its C source: what identifies it.
-        keys: entry names under which Triton may ask for it on machines like the builder.
-        path: where it is in the bundle.
-    """
-
-    name: str
-    source: str
-    keys: tuple[str, ...]
-    path: str
 
 
 class Bundle:
@@ -92,18 +71,9 @@ class Bundle:
         self.root = Path(root)
         self.place = Path(os.path.realpath(root))
         self._prefix = os.path.join(self.place, "")
-        data = _load_json(self.root / _MANIFEST)
-        _check_schema(self.root, data.get("schema"))
-        try:
-            self.name: str = str(data["name"])
-            self.environment = Environment.parse(data["environment"])
-            self.targets: list[str] = [str(target) for target in data["targets"]]
-            self.gpus: list[dict[str, Any]] = [_gpu_row(row) for row in data["gpus"]]
-            self.files: dict[str, tuple[int, str]] = _file_rows(data["files"])
-            self.manifests: list[dict[str, Any]] = [_manifest_row(row, self.files) for row in data["manifests"]]
-            self.helpers = [_helper_row(row) for row in data["helpers"]]
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise BundleError(f"{self.root / _MANIFEST}: corrupt: {error!r}", "pack it again") from error
+        head = read_head(self.root)
+        self.name, self.environment, self.targets = head.name, head.environment, head.targets
+        self.gpus, self.manifests, self.helpers, self.files = head.gpus, head.manifests, head.helpers, head.files
         self._grouped: dict[str, dict[str, str]] | None = None
         self._checked: dict[str, tuple[_Stamp, Accepted | Rejected]] = {}
         self._opened: dict[str, tuple[tuple[_Stamp, ...], dict[str, Path] | Rejected]] = {}
@@ -218,7 +188,7 @@ class Bundle:
         if os.path.realpath(path) != str(path):
             return Rejected(f"{self.root / name}: reached through a link")
         inside = [parent for parent in path.parents if parent.is_relative_to(self.place)]
-        for place in (path, *inside, self.place / _MANIFEST):  # bundle.json says what intact means
+        for place in (path, *inside, self.place / MANIFEST):  # bundle.json says what intact means
             try:
                 found = place.stat()
             except (OSError, ValueError) as error:
@@ -280,85 +250,5 @@ def _loadable(where: str, needed: tuple[int, int], here: str) -> Accepted | Reje
     return Accepted()
 
 
-def _check_schema(root: Path, schema: Any) -> None:
-    if type(schema) is int and schema == SCHEMA:
-        return
-    newer = type(schema) is int and schema > SCHEMA
-    raise BundleError(
-        f"{root}: bundle schema {schema!r}, expected {SCHEMA}",
-        "upgrade triton-tcache, or pack it again with this release" if newer else "pack it again",
-    )
-
-
-_STRANGE = ("\n/", "/\n", "//", "/../", "\n../", "/..\n", "\n..\n", "/./", "\n./", "/.\n", "\n.\n", "\n\n", "\\", "\0")
-"""What :func:`_inside` refuses, for a search through all names at once."""
-
-
-def _file_rows(rows: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """Check all names at once: a bundle of a thousand entries opens in milliseconds."""
-    names = "\n" + "\n".join(rows) + "\n"
-    if rows and (names.count("\n") != len(rows) + 1 or any(part in names for part in _STRANGE)):
-        for name in rows:
-            _inside(name)
-        raise ValueError("a file name leaves the bundle")
-    files = {name: (row["size"], row["sha256"]) for name, row in rows.items()}
-    for size, digest in files.values():
-        if type(size) is not int or type(digest) is not str:
-            raise TypeError(f"files: size {size!r}, sha256 {digest!r}")
-    return files
-
-
-def _manifest_row(row: dict[str, Any], files: dict[str, tuple[int, str]]) -> dict[str, Any]:
-    if row["file"] not in files:
-        raise ValueError("a manifest is not among the files")
-    return {"file": _inside(row["file"]), "path": row["path"] and _inside(row["path"])}
-
-
-def _helper_row(row: dict[str, Any]) -> Helper:
-    found = Helper(**{**row, "keys": tuple(row["keys"]), "path": _inside(row["path"])})
-    if not all(isinstance(text, str) for text in (found.name, found.source, *found.keys)):
-        raise TypeError("helpers: a text is none")
-    return found
-
-
-def _gpu_row(row: dict[str, Any]) -> dict[str, Any]:
-    fields = {"name": str, "backend": str, "arch": (int, str), "warp_size": int, "multiprocessors": int}
-    for field_name, kinds in {**fields, "max_shared_mem": int}.items():
-        if not isinstance(row[field_name], kinds):  # type: ignore[arg-type]  # a type or a tuple of them
-            raise TypeError(f"gpus: {field_name} is {row[field_name]!r}")
-    return {name: row[name] for name in (*fields, "max_shared_mem")}
-
-
-def _inside(name: str) -> str:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name or "\0" in name or "\n" in name:
-        raise ValueError(f"file name {name!r} leaves the bundle")
-    return name
-
-
 def _said(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def _load_json(path: Path) -> dict[str, Any]:
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise BundleError(f"{path}: not a regular file", "give a directory that `tcache pack` wrote")
-            text = file.read(_LARGEST_JSON + 1)
-        if len(text) > _LARGEST_JSON:
-            raise BundleError(f"{path}: larger than {_LARGEST_JSON} bytes", "pack it again")
-        data = json.loads(text)
-    except FileNotFoundError as error:
-        raise BundleError(
-            f"{path.parent}: not a bundle: no {path.name}", "give a directory that `tcache pack` wrote"
-        ) from error
-    except NotADirectoryError as error:
-        raise BundleError(f"{path.parent}: not a bundle: a file, expected a directory") from error
-    except OSError as error:
-        raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path}: corrupt, expected JSON: {error}", "pack it again") from error
-    if not isinstance(data, dict):
-        raise BundleError(f"{path}: corrupt, expected a JSON object", "pack it again")
-    return data

@@ -153,6 +153,7 @@ def _child(request: dict[str, Any], moved: Path, empty: Path) -> dict[str, Any]:
         "TCACHE_GPU_NAME": request["gpu"]["name"],
         "TCACHE_INSTALLED_BUNDLES": "0",
         "TCACHE_MODE": "frozen",
+        "TMPDIR": str(moved.parent),
         "TRITON_CACHE_DIR": str(empty),
         "TRITON_CACHE_MANAGER": "tcache.overlay:OverlayCacheManager",
         "TRITON_HOME": str(empty),

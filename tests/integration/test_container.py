@@ -151,8 +151,9 @@ except KeyError:
         assert "Read-only file system" in image.run("touch", place).stderr
 
 
-def test_every_launch_of_the_bundle_is_proven_in_the_image(image):
-    done = image.run("tcache", "verify", "/opt/tcache/bundle", "--root", "/app", "--json")
+@pytest.mark.parametrize("scratch", ["/dev/shm", ""])
+def test_every_launch_of_the_bundle_is_proven_in_the_image(image, scratch):
+    done = image.run("env", f"TMPDIR={scratch}", "tcache", "verify", "/opt/tcache/bundle", "--root", "/app", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["proven"]

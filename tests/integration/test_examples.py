@@ -49,6 +49,7 @@ def test_volumes_are_mounted_and_bundles_named_below_them(pod):
         assert mounts["bundle"]["readOnly"] is True
         assert settings["TCACHE_BUNDLES"].startswith(mounts["bundle"]["mountPath"] + "/")
         assert settings["TCACHE_MODE"] == "frozen"
+        assert settings["TMPDIR"] == "/dev/shm"
         assert settings["TRITON_CACHE_MANAGER"] == "tcache.overlay:OverlayCacheManager"
 
 
@@ -61,4 +62,5 @@ def test_the_dockerfile_copies_what_exists_and_ends_frozen_as_nobody():
     assert "gcc" not in final
     assert re.search(r"^USER \d+$", final, re.MULTILINE)
     assert "TCACHE_MODE=frozen" in final
+    assert "TMPDIR=/dev/shm" in final
     assert "HOME" not in final
