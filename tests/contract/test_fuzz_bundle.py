@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import gc
 import json
 import os
 import random
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from triton.runtime import driver
 
 from tcache.active import _BundleStore, activate
 from tcache.bundle import Bundle, Rejected
@@ -23,7 +21,6 @@ from tcache.errors import BundleError, CacheMiss
 
 sys.path.insert(0, str(Path(__file__).parent))
 import bundle_project
-import null_driver
 
 FILES, HEADS, SIGNED, LAUNCHES = 2600, 1800, 800, 150
 JUNK = [
@@ -49,8 +46,8 @@ JUNK = [
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    root = bundle_project.make(tmp_path_factory.mktemp("project"))
+def packed(packed_project):
+    root = packed_project
     original = {
         path.relative_to(root / "bundle").as_posix(): path.read_bytes()
         for path in (root / "bundle").rglob("*")
@@ -279,24 +276,14 @@ def test_a_damaged_entry_that_was_signed(packed, damaged):
     assert seen["hit"] > 50, seen
 
 
-@pytest.fixture
-def gpu(monkeypatch, triton_cache):
-    monkeypatch.setenv("TCACHE_GPU_NAME", "NVIDIA H200")
-    before = driver._active
-    yield null_driver.activate()
-    sys.modules.pop(bundle_project.NAME, None)
-    gc.collect()
-    driver._active = before
-
-
-def test_what_reaches_the_driver_is_what_was_packed(packed, damaged, gpu, monkeypatch):
+def test_what_reaches_the_driver_is_what_was_packed(packed, damaged, null_gpu, monkeypatch):
     """Through Triton itself: a launch loads the packed binary, or is a CacheMiss, or never got a bundle."""
     root, original = packed
     module = bundle_project.load(root)
     [binary] = [data for name, data in original.items() if name.endswith("/scale.cubin")]
     loaded = []
     monkeypatch.setattr(
-        gpu.utils, "load_binary", lambda name, data, *_: (loaded.append(data), name, 32, 0, 1024), raising=False
+        null_gpu.utils, "load_binary", lambda name, data, *_: (loaded.append(data), name, 32, 0, 1024), raising=False
     )
     x, seen = torch.zeros(4096), collections.Counter()
     for number in range(LAUNCHES):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from triton.runtime import driver
 
 import tcache
 from tcache.active import activate
@@ -20,29 +18,8 @@ from tcache.resolve import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
 import bundle_project
-import null_driver
 
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    return bundle_project.make(tmp_path_factory.mktemp("project"))
-
-
-@pytest.fixture
-def project(packed, tmp_path):
-    root = tmp_path / "copy"
-    shutil.copytree(packed, root, ignore=shutil.ignore_patterns("cache", "__pycache__"))
-    return root
-
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch, triton_cache):
-    monkeypatch.setenv("TCACHE_GPU_NAME", "NVIDIA H200")
-    before = driver._active
-    yield null_driver.activate()
-    sys.modules.pop(bundle_project.NAME, None)
-    gc.collect()
-    driver._active = before
+pytestmark = pytest.mark.usefixtures("null_gpu")
 
 
 def frozen(project, **more):
@@ -68,13 +45,13 @@ def missing(call, *args, **kwargs):
     return miss
 
 
-def test_what_was_packed_hits(project, gpu, triton_cache):
+def test_what_was_packed_hits(project, null_gpu, triton_cache):
     module = frozen(project)
     before = tcache.stats()
     scale(module)
     module.increment(torch.zeros(64, dtype=torch.bfloat16))
     module.tuned[(1,)](torch.zeros(64), 16)
-    assert [name for name, _ in gpu.launches] == ["scale", "wrapped", "tuned"]
+    assert [name for name, _ in null_gpu.launches] == ["scale", "wrapped", "tuned"]
     assert tcache.stats()["entries"] == before["entries"] + 3
     assert not triton_cache.exists()
 
