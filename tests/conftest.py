@@ -24,14 +24,22 @@ def gpu_present() -> bool:
     return bool(torch.cuda.is_available())
 
 
+@functools.cache
 def image_builder():
-    """Whether images can be built: as root, with the tools or with Debian's package manager to get them."""
-    tools = all(shutil.which(name) for name in ("mmdebstrap", "buildah"))
-    return os.getuid() == 0 and (tools or bool(shutil.which("apt-get"))) and not os.environ.get("TCACHE_TEST_OFFLINE")
+    """Whether images can be built: as root that may mount, with the tools or with apt-get to install them."""
+    if os.getuid() != 0 or os.environ.get("TCACHE_TEST_OFFLINE") or not shutil.which("unshare"):
+        return False
+    tools = all(shutil.which(name) for name in ("mmdebstrap", "buildah")) or shutil.which("apt-get")
+    return (
+        bool(tools) and subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+    )
 
 
 NEEDS = {
-    "container": (image_builder, "needs root, and mmdebstrap and buildah or apt-get; TCACHE_TEST_OFFLINE unset"),
+    "container": (
+        image_builder,
+        "needs root that may mount, mmdebstrap and buildah or apt-get, and TCACHE_TEST_OFFLINE unset",
+    ),
     "gpu": (gpu_present, "needs an NVIDIA GPU"),
     "compat": (lambda: not os.environ.get("TCACHE_TEST_OFFLINE"), "TCACHE_TEST_OFFLINE is set"),
 }

@@ -46,6 +46,8 @@ def run(*command, **more):
 
 def tools():
     missing = [name for name in ("mmdebstrap", "buildah") if not shutil.which(name)]
+    if not Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists():  # not Debian
+        missing.append("debian-archive-keyring")
     if missing:
         for command in (["apt-get", "update"], ["apt-get", "install", "--yes", "--no-install-recommends", *missing]):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
