@@ -141,11 +141,12 @@ def _inside(name: str) -> str:
 def _load_json(path: Path) -> dict[str, Any]:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise BundleError(f"{path}: not a regular file", "give a directory that `tcache pack` wrote")
-            text = file.read(_LARGEST_JSON + 1)
-        if len(text) > _LARGEST_JSON:
-            raise BundleError(f"{path}: larger than {_LARGEST_JSON} bytes", "pack it again")
+            if status.st_size > _LARGEST_JSON:
+                raise BundleError(f"{path}: larger than {_LARGEST_JSON} bytes", "pack it again")
+            text = file.read(_LARGEST_JSON)
         data = json.loads(text)
     except FileNotFoundError as error:
         raise BundleError(

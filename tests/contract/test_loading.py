@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -164,6 +165,21 @@ def test_a_helper_for_a_newer_glibc_says_so(project, monkeypatch):
     assert found.kind == "libc"
     assert "needs glibc 2." in found.reason
     assert found.reason.endswith("this process has 2.1")
+
+
+@pytest.mark.parametrize("name", ["bundle.json", "index.json", "scale.cubin"])
+def test_what_is_far_too_large_is_refused_before_it_is_read(project, name):
+    [path] = (project / "bundle").rglob(name)
+    os.truncate(path, 1 << 40)  # sparse
+    claimed = path.relative_to(project / "bundle").as_posix()
+    if name != "bundle.json":
+        head = project / "bundle" / "bundle.json"
+        bundle_project.edit(head, lambda data: data["files"][claimed].update(size=1 << 40))
+    found = activate(bundles=[project / "bundle"])
+    if name == "bundle.json":
+        assert "larger than 268435456 bytes" in found.skipped[0].reason
+    else:
+        assert "larger than 1073741824 bytes" in found.bundles[0].check(claimed).reason
 
 
 # layers
