@@ -45,10 +45,16 @@ def _argument(value: Any) -> str | None:
         text = repr(value)
         return (text if "." in text or "e" not in text else text.replace("e", ".0e")) if math.isfinite(value) else None
     if isinstance(value, str):
-        return f"{{value: {json.dumps(value)}}}"  # a bare text would be an expression
+        return f"{{value: {_quoted(value)}}}"  # a bare text would be an expression
     if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "data_ptr"):
         return _tensor(value)
     return None
+
+
+def _quoted(text: str) -> str:
+    """Quote a text as JSON does, except where YAML reads JSON's escapes differently or none at all."""
+    plain = (json.dumps(char)[1:-1] if char != "\x7f" and char <= "\uffff" else f"\\U{ord(char):08x}" for char in text)
+    return f'"{"".join(plain)}"'
 
 
 def _tensor(value: Any) -> str | None:
