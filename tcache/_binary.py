@@ -29,8 +29,7 @@ def cubin_problem(data: bytes, arch: int) -> str | None:
     table, count, flags = fields[6], fields[12], fields[7]
     if not count or table + count * _SECTION.size > len(data):
         return "its section table is cut off"
-    for number in range(count):
-        row = _SECTION.unpack_from(data, table + number * _SECTION.size)
+    for row in _SECTION.iter_unpack(data[table : table + count * _SECTION.size]):
         if row[1] not in (_NULL, _NOBITS) and row[4] + row[5] > len(data):
             return "a section is cut off"
     if fields[5] + fields[10] * _PROGRAM_SIZE > len(data):

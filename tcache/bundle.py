@@ -115,6 +115,10 @@ class Bundle:
         return known[1]
 
     def _open_entry(self, key: str, names: dict[str, str]) -> dict[str, Path] | Rejected:
+        problem = self._entry_problem(key, names)
+        return problem or {file: self.place / name for file, name in names.items()}
+
+    def _entry_problem(self, key: str, names: dict[str, str]) -> Rejected | None:
         contents = {}
         for file, name in names.items():
             data = self.read(name)
@@ -122,9 +126,7 @@ class Bundle:
                 return data
             contents[file] = data
         problem = entry_problem(key, contents)
-        if problem is not None:
-            return Rejected(f"{self.root / 'entries' / key}: {problem}")
-        return {file: self.place / name for file, name in names.items()}
+        return None if problem is None else Rejected(f"{self.root / 'entries' / key}: {problem}")
 
     def check(self, name: str) -> Accepted | Rejected:
         """Compare a file with the size and digest in ``bundle.json``; the answer holds while the file is unchanged."""
@@ -221,7 +223,7 @@ class Bundle:
         groups = self._groups()
         grouped = {name for names in groups.values() for name in names.values()}
         wanted: list[tuple[int, Callable[[], object]]] = [
-            (sum(self.files[name][0] for name in names.values()), partial(self._open_entry, key, names))
+            (sum(self.files[name][0] for name in names.values()), partial(self._entry_problem, key, names))
             for key, names in sorted(groups.items())
         ]
         wanted += [(self.files[name][0], partial(self.read, name)) for name in sorted(self.files.keys() - grouped)]
