@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from tcache.counters import stats
     from tcache.decorate import autotune
     from tcache.errors import CacheMiss, TcacheError
+    from tcache.preloading import preload
     from tcache.recording import record
 
-__all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "record", "stats"]
+__all__ = ["CacheMiss", "TcacheError", "__version__", "activate", "adopt", "autotune", "preload", "record", "stats"]
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ _HOMES = {
     "activate": "tcache.active",
     "adopt": "tcache.adopting",
     "autotune": "tcache.decorate",
+    "preload": "tcache.preloading",
     "record": "tcache.recording",
     "stats": "tcache.counters",
 }

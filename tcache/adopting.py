@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from tcache._triton.kernels import Autotuner as UpstreamAutotuner
 from tcache._triton.kernels import JITFunction, KernelInterface
-from tcache._triton.launcher import Winners
 from tcache.autotuner import Autotuner
 from tcache.errors import KernelError
 
@@ -65,11 +64,12 @@ def _take(kernel: Any) -> str | None:
     kind: Any = type(kernel)
     if type(kernel.cache) is not dict and not type(kernel.cache).__module__.startswith("tcache."):
         return f"{kind.__module__}.{kind.__qualname__} keeps its winners in a cache of its own"
+    winners = kernel.cache
     try:
         kernel.__class__ = _served(kind)  # adds no state of its own: the object keeps everything it has
     except TypeError as error:
         return f"{kind.__module__}.{kind.__qualname__}: {error}"
-    kernel.cache = Winners(kernel.cache)
+    kernel.cache = winners  # for each device apart from here on, and shared with copies as before
     kernel.cache_results = False  # upstream's records, which know no GPU name, are not consulted any more
     return None
 

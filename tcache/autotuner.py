@@ -14,10 +14,11 @@ from tcache._triton.kernels import Autotuner as UpstreamAutotuner
 from tcache._triton.kernels import OutOfResources, PTXASError, interpreting, is_nested
 from tcache._triton.launcher import Launcher, Winners, captured
 from tcache.active import active
-from tcache.counters import count
+from tcache.counters import count, count_miss
 from tcache.decide import Best
 from tcache.errors import NothingLeft, UnsupportedValue
 from tcache.explain import explain_config
+from tcache.isolation import PerDevice, PerThread
 from tcache.keys.bucket import make_bucket
 from tcache.keys.config import config_key
 from tcache.lookup import Lookup, current_gpu, kernel_of, lookup, named_arguments
@@ -49,12 +50,12 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
     """
 
     # class attributes, so that an adopted upstream autotuner has them too
+    cache = PerDevice()
+    nargs = PerThread()
     buckets: Mapping[str, Any] | None = None
     on_untuned: str | None = None
     _shape: ShapeKey | None = None
     _launcher: Launcher | None = None
-    cache: Any  # upstream's, a Winners once something is learnt
-    nargs: Any
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch with the winner for these arguments; look it up, or tune, the first time.
@@ -107,7 +108,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
         elif kernel is None:
             with captured(launcher.function) as seen:
                 kernel = super().run(*args, **launch)
-            if seen.bound is not None:
+            if seen.bound is not None and self._remembered():
                 launcher.learn(self, args, kwargs, self.best_config, seen.bound, kernel)
         return kernel
 
@@ -129,14 +130,20 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
             return None
         kernel, bound, depends = done
         self.best_config, self.nargs = config, None
-        launcher.learn(self, args, kwargs, config, bound, kernel, depends)
+        if self._remembered():
+            launcher.learn(self, args, kwargs, config, bound, kernel, depends)
         return kernel
+
+    def _remembered(self) -> bool:
+        """Return whether what is learnt now will be forgotten when the winners are changed: not while recording."""
+        winners = self.cache
+        if isinstance(winners, Winners) and self._launcher is not None:
+            winners.launchers.add(self._launcher)
+            return True
+        return False
 
     def _new_launcher(self) -> Launcher:
         self._launcher = Launcher(self, {name: make_bucket(spec) for name, spec in (self.buckets or {}).items()})
-        if not isinstance(self.cache, Winners):
-            self.cache = Winners(self.cache)
-        self.cache.launchers.add(self._launcher)
         return self._launcher
 
     def _bound_memory(self) -> None:
@@ -185,7 +192,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
             tuned = tune(self, found.shape, gpu, args, kwargs, settings, pruned)
             return [self._tuned(upstream_key, tuned, pruned, kwargs)]
         if action == "error":
-            raise self._miss(found, gpu.name, settings)
+            raise self._miss(found, gpu.name, settings, named_arguments(self, args, kwargs))
         what = f"tcache: {kernel.ref} [{found.shape}] has no winner on {gpu.name} ({found.verdict.reason})"
         near = [(shape, found.configs[key]) for shape, key in found.near if found.configs[key] in pruned]
         if action == "nearest" and near:
@@ -246,14 +253,19 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
             return "nearest" if settings.mode == "lookup" else "error"
         return wanted
 
-    def _miss(self, found: Lookup, gpu: str, settings: Active) -> Exception:
-        count("misses")
+    def _miss(self, found: Lookup, gpu: str, settings: Active, arguments: dict[str, Any]) -> Exception:
         reason = found.verdict.reason if not isinstance(found.verdict, Best) else ""
+        word = "stale" if reason.startswith("stale") else "untuned"
         if settings.mode == "tune" and self.on_untuned != "error":
             reason += "; nothing is benchmarked while a CUDA graph is being captured"
+            word = "capturing"
         near = f"{found.near[0][0]} -> {found.near[0][1]}" if found.near else None
-        miss = explain_config(kernel_of(self).ref, gpu, str(found.shape), settings, reason=reason, near=near)
+        miss = explain_config(
+            *(kernel_of(self).ref, gpu, str(found.shape), settings),
+            reason=reason, near=near, word=word, arguments=arguments,
+        )  # fmt: skip
         missed(f"{miss.message}: {reason}")
+        count_miss(miss.reasons)
         return miss
 
 

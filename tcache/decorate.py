@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.kernels import Config
-from tcache._triton.launcher import Winners
 from tcache.autotuner import Autotuner
 from tcache.keys.bucket import make_bucket
 
@@ -120,7 +119,6 @@ def autotune(
             do_bench=do_bench,
         )
         tuner.cache_results = False  # upstream's records know no GPU name: they are not consulted, whoever asks
-        tuner.cache = Winners()
         if buckets:
             tuner.buckets = dict(buckets)
         tuner.on_untuned = on_untuned

@@ -6,6 +6,7 @@ __all__ = [
     "BundleError",
     "CacheMiss",
     "CompilerMissing",
+    "GPUMissing",
     "KernelError",
     "ManifestError",
     "NothingLeft",
@@ -95,6 +96,10 @@ class CompilerMissing(TcacheError):
     """Native helpers have to be built, and there is no C compiler."""
 
 
+class GPUMissing(TcacheError):
+    """Something needs a GPU, and this process has none."""
+
+
 class CacheMiss(TcacheError):
     """A launch that would tune or compile in a mode that forbids it.
 
@@ -103,16 +108,40 @@ class CacheMiss(TcacheError):
         kernel: the kernel's qualified name, where known.
         details: further lines: specialization, nearest entry, the fields that differ.
         hint: what to do next.
+        reasons: the same as words for programs, most telling first. No best config: ``untuned``, ``stale``,
+            ``capturing``. The nearest entry differs: ``source``, ``line``, ``text``, ``target``, ``dtype``,
+            ``integer`` (width), ``one`` (an integer is 1, or was), ``divisibility`` (of an integer by 16),
+            ``alignment`` (of a pointer to 16 bytes), ``constexpr``, ``argument`` (None or of another kind),
+            ``option``, ``build`` (nothing that tcache knows). No such entry: ``kernel``. A bundle or file was not
+            used: ``triton``, ``python``, ``platform``, ``libc``, ``variable`` (of the environment), ``bundle``,
+            ``damaged``. A native helper is missing: ``helper``.
+        entry: name of the entry that was asked for.
+        nearest: name of the nearest packed entry.
+        manifest: YAML lines that would cover the launch, for the list ``kernels:`` of a shape manifest; empty where
+            the launch cannot be spelled out.
     """
 
     exit_code = 1
 
     def __init__(
-        self, message: str, *, kernel: str | None = None, details: tuple[str, ...] = (), hint: str | None = None
+        self,
+        message: str,
+        *,
+        kernel: str | None = None,
+        details: tuple[str, ...] = (),
+        hint: str | None = None,
+        reasons: tuple[str, ...] = (),
+        entry: str | None = None,
+        nearest: str | None = None,
+        manifest: str = "",
     ) -> None:
         super().__init__(message, hint)
         self.kernel = kernel
         self.details = details
+        self.reasons = reasons
+        self.entry = entry
+        self.nearest = nearest
+        self.manifest = manifest
 
     def __str__(self) -> str:
         lines = [self.message, *(f"  {line}" for line in self.details)]

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tcache._triton.probe import key_environment, launch_in_progress
+from tcache.differences import Difference, differences
 from tcache.errors import BundleError, CacheMiss
+from tcache.snippet import manifest_lines
 
 if TYPE_CHECKING:
     from tcache._triton.probe import Compilation
     from tcache.active import Active
+    from tcache.bundle import Bundle
+    from tcache.environment import Rejected
 
-__all__ = ["differences", "explain_config", "explain_entry", "explain_helper", "facts_of"]
+__all__ = ["Difference", "differences", "explain_config", "explain_entry", "explain_helper", "facts_of"]
 
 
 def facts_of(compilation: Compilation) -> dict[str, Any]:
     """Return what an entry's name depends on, as named JSON values: the same for packing and for explaining.
 
     Keys: ``kernel``, ``target``, ``signature``, ``constants``, ``attributes``, ``options``, ``source`` (identity,
-    see :mod:`tcache.keys.source`), ``line`` (where the kernel starts in its file) and ``text`` (Triton's own
-    key of text and lines).
+    see :mod:`tcache.keys.source`), ``line`` (where the kernel starts in its file), ``text`` (Triton's own
+    key of text and lines) and ``given`` (the options that the launch stated, in order: no part of the name).
     """
     from tcache.keys.source import source_identity
 
@@ -34,6 +40,7 @@ def facts_of(compilation: Compilation) -> dict[str, Any]:
         "source": source_identity(function),
         "line": int(function.starting_line_number),
         "text": function.cache_key,
+        "given": [[name, _plain(value)] for name, value in compilation.given],
     }
 
 
@@ -43,105 +50,177 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else str(value)
 
 
-def differences(wanted: dict[str, Any], packed: dict[str, Any]) -> list[str]:
-    """Return one line per field in which a launch differs from a packed entry."""
-    found = []
-    if wanted["source"] != packed["source"]:
-        found.append("source: the kernel, or something it calls or reads, was edited after packing")
-    elif wanted["line"] != packed["line"]:
-        found.append(f"line: the kernel starts at line {wanted['line']}, packed at line {packed['line']}")
-    elif wanted["text"] != packed["text"]:
-        found.append("text: formatting or comments changed, or a function it calls moved to another line")
-    if wanted["target"] != packed["target"]:
-        found.append(f"target: {wanted['target']}, packed {packed['target']}")
-    for group in ("signature", "constants", "options"):
-        ours, theirs = wanted[group], packed[group]
-        found += [
-            f"{group.removesuffix('s')} {name}: {ours.get(name, 'none')}, packed {theirs.get(name, 'none')}"
-            for name in sorted({*ours, *theirs})
-            if ours.get(name) != theirs.get(name)
-        ]
-    ours, theirs = wanted["attributes"], packed["attributes"]
-    for name in sorted({*ours, *theirs}):
-        if ours.get(name) != theirs.get(name):
-            mine, other = " ".join(ours.get(name, [])) or "not divisible by 16", " ".join(theirs.get(name, []))
-            found.append(f"alignment {name}: {mine}, packed {other or 'not divisible by 16'}")
-    return found
+class _Near(NamedTuple):
+    entry: str
+    differing: list[Difference]
+    ref: str | None
+    bundle: Bundle
 
 
-def _nearest(wanted: dict[str, Any], active: Active) -> tuple[str, list[str]] | None:
-    best: tuple[int, str, list[str]] | None = None
+def _nearest(wanted: dict[str, Any], active: Active) -> _Near | None:
+    best: _Near | None = None
     name = wanted["kernel"].rpartition(":")[2]
     for bundle in active.bundles:
         try:
             index = bundle.index()
-        except BundleError:
-            continue
-        for entry, packed in index.facts.items():
-            if packed["kernel"].rpartition(":")[2] != name:
-                continue
-            differing = differences(wanted, packed)
-            if best is None or (len(differing), entry) < best[:2]:
-                best = (len(differing), entry, differing)
-    return best[1:] if best else None
+            for entry, kernel in index.kernels():
+                if kernel.rpartition(":")[2] == name:
+                    differing = differences(wanted, index.fact(entry))
+                    if best is None or (len(differing), entry) < (len(best.differing), best.entry):
+                        best = _Near(entry, differing, index.ref(entry), bundle)
+        except (BundleError, KeyError, TypeError, AttributeError, ValueError):
+            continue  # the index was damaged after it was opened, or is another's: an explanation can do without it
+    return best
 
 
 def explain_entry(key: str, compilation: Compilation | None, active: Active, refused: tuple[str, ...]) -> CacheMiss:
-    """Return the :class:`CacheMiss` for an entry that no bundle has."""
+    """Return the :class:`CacheMiss` for an entry that no bundle has.
+
+    Args:
+        key: the entry Triton asked for.
+        compilation: the compilation under way, None where it cannot be told.
+        active: the settings in force.
+        refused: why bundles that have the entry could not give it.
+    """
     details = [f"refused: {reason}" for reason in refused]
-    details += [f"skipped bundle {path}: {reason}" for path, reason in active.skipped]
-    kernel = None
+    reasons = ["damaged"] if refused else []
+    details += [f"skipped bundle {row.path}: {row.reason}" for row in active.skipped]
+    kernel = nearest = None
+    manifest = ""
     hint = "add the shape to the shape manifest, then run `tcache warmup` and `tcache pack` again"
-    if compilation is None:
+    wanted = _facts(compilation)
+    if wanted is None:
         details.append(f"entry: {key}")
     else:
-        wanted = facts_of(compilation)
         kernel = wanted["kernel"]
-        details.append(f"specialization: {_brief(wanted)}")
-        details.append(f"entry: {key}")
-        near = _nearest(wanted, active)
-        if near is None:
-            details.append(f"no entry of this kernel is packed in {_bundles(active)}")
-        elif near[1]:
-            details.append(f"nearest packed entry: {near[0]}; it differs in")
-            details += [f"  {line}" for line in near[1]]
-            if near[1][0].startswith(("source:", "line:", "text:")):
+        details += [f"specialization: {_brief(wanted)}", f"entry: {key}"]
+        near = None if refused else _nearest(wanted, active)
+        nearest = near.entry if near else None
+        if near is not None:
+            rows = _environment_differences(near) + near.differing
+            reasons += [row.reason for row in rows] or ["build"]
+            details += _near_details(near, rows)
+            if near.differing and near.differing[0].reason in ("source", "line", "text"):
                 hint = "this is not the source that was packed: ship that one, or warm up and pack this one"
+            elif rows and rows[0].reason == "variable":
+                hint = "start the service with the environment that was packed, or warm up and pack with this one"
+        elif refused:
+            hint = "the bundle is not what was packed: copy it again, and see `tcache verify`"
         else:
-            details.append(f"packed entry {near[0]} agrees in every field tcache knows: Triton itself or ptxas differs")
+            reasons.append("kernel")
+            details.append(f"no entry of this kernel is packed in {_bundles(active)}")
+        if not refused:
+            manifest, lines = _coverage(kernel, near)
+            details += lines
+    reasons += [row.kind for row in active.skipped]
     return CacheMiss(
         f"{kernel or 'a kernel'} is not prebaked for this launch (mode frozen)",
         kernel=kernel,
         details=tuple(details),
         hint=hint,
+        reasons=tuple(dict.fromkeys(reasons)),
+        entry=key,
+        nearest=nearest,
+        manifest=manifest,
     )
 
 
-def explain_helper(name: str, digest: str, active: Active, reasons: tuple[str, ...]) -> CacheMiss:
+def _facts(compilation: Compilation | None) -> dict[str, Any] | None:
+    """Return a compilation's facts, None where they cannot be had: a miss is reported all the same."""
+    try:
+        return None if compilation is None else facts_of(compilation)
+    except Exception:  # of source that somebody generated, with values of any kind
+        return None
+
+
+def _near_details(near: _Near, rows: list[Difference]) -> list[str]:
+    if rows:
+        return [f"nearest packed entry: {near.entry}; it differs in", *(f"  {row.text}" for row in rows)]
+    return [f"packed entry {near.entry} agrees in every field tcache knows: Triton itself or ptxas differs"]
+
+
+def _environment_differences(near: _Near) -> list[Difference]:
+    """Compare the variables of Triton's keys as they are now: a program may set one after its bundles were opened."""
+    packed, here = near.bundle.environment.variables, key_environment()
+    return [
+        Difference("variable", f"variable {name}: {here.get(name, 'unset')}, packed {packed.get(name, 'unset')}")
+        for name in sorted({*packed, *here})
+        if packed.get(name) != here.get(name)
+    ]
+
+
+def _coverage(kernel: str, near: _Near | None) -> tuple[str, list[str]]:
+    """Return the manifest lines that cover the launch under way, and the same with an introduction."""
+    launch = launch_in_progress()
+    if launch is None:
+        return "", ["the launch cannot be spelled out: `tcache record` writes what a running program launches"]
+    module, _, qualname = kernel.rpartition(":")
+    ref = kernel if module != "__main__" else f"{Path(launch.function.fn.__code__.co_filename).name}:{qualname}"
+    wrapper = None
+    if near is not None and near.ref is not None:
+        place, _, attribute = near.ref.rpartition(":")
+        ref = f"{place}:{qualname}"
+        wrapper = near.ref if attribute != qualname else None
+    lines = manifest_lines(ref, launch.arguments, filled=launch.filled, grid=launch.grid)
+    found = [f"covered by a further case of `call: {wrapper}`"] if wrapper else []
+    if lines:
+        introduction = "or, spelled out, by these lines of a manifest" if wrapper else "manifest lines that cover it"
+        found += [f"{introduction}:", *lines.splitlines()]
+    elif not wrapper:
+        found.append("its arguments cannot be spelled out: write a `call:` item for the function that launches it")
+    return lines, found
+
+
+def explain_helper(name: str, digest: str, active: Active, refused: tuple[Rejected, ...]) -> CacheMiss:
     """Return the :class:`CacheMiss` for a native helper that no bundle has."""
-    details = [f"refused: {reason}" for reason in reasons]
-    details += [f"skipped bundle {path}: {reason}" for path, reason in active.skipped]
+    details = [f"refused: {row.reason}" for row in refused]
+    details += [f"skipped bundle {row.path}: {row.reason}" for row in active.skipped]
     details.append(f"source sha256: {digest}")
     return CacheMiss(
         f"native helper {name} is not prebaked in {_bundles(active)} (mode frozen)",
         details=tuple(details),
         hint="pack on the service's Triton and Python, without --no-native",
+        reasons=tuple(dict.fromkeys(["helper", *(row.kind for row in refused), *(row.kind for row in active.skipped)])),
     )
 
 
 def explain_config(
-    kernel: str, gpu: str, shape: str, active: Active, *, reason: str, near: str | None = None
+    kernel: str,
+    gpu: str,
+    shape: str,
+    active: Active,
+    *,
+    reason: str,
+    near: str | None = None,
+    word: str = "untuned",
+    arguments: dict[str, Any] | None = None,
 ) -> CacheMiss:
-    """Return the :class:`CacheMiss` for a shape that has no best config."""
+    """Return the :class:`CacheMiss` for a shape that has no best config.
+
+    Args:
+        kernel: the kernel as ``module:qualname``.
+        gpu: the GPU's name.
+        shape: the shape key as text.
+        active: the settings in force.
+        reason: why there is none, in words.
+        near: the nearest tuned shape and its config, as text.
+        word: the reason as one of the words of :class:`~tcache.errors.CacheMiss`.
+        arguments: the launch's arguments by name.
+    """
     details = [f"GPU: {gpu}", f"shape key: {shape}", f"reason: {reason}"]
-    details += [f"skipped bundle {path}: {why}" for path, why in active.skipped]
+    details += [f"skipped bundle {row.path}: {row.reason}" for row in active.skipped]
     if near:
         details.append(f"nearest tuned shape: {near}")
+    lines = manifest_lines(kernel, arguments) if arguments else ""
+    if lines:
+        details += ["manifest lines that cover it:", *lines.splitlines()]
     return CacheMiss(
         f"{kernel} has no best config for this launch (mode {active.mode})",
         kernel=kernel,
         details=tuple(details),
         hint="add the shape to the shape manifest and run `tcache tune` on this GPU, then warm up and pack again",
+        reasons=tuple(dict.fromkeys([word, *(row.kind for row in active.skipped)])),
+        manifest=lines,
     )
 
 

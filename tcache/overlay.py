@@ -7,25 +7,41 @@ frozen mode, where it is a :class:`~tcache.errors.CacheMiss`. A frozen process w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import cache as _cache
 from tcache._triton.probe import compile_in_progress
 from tcache.active import active
-from tcache.bundle import Rejected
+from tcache.counters import count, count_miss
+from tcache.environment import Rejected
 from tcache.errors import CacheMiss
 from tcache.explain import explain_entry, explain_helper
 from tcache.startup import missed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tcache.bundle import Bundle
 
-__all__ = ["OverlayCacheManager", "install"]
+__all__ = ["OverlayCacheManager", "install", "only_packed"]
 
 _log = logging.getLogger("tcache")
+_strict = threading.local()
+
+
+@contextlib.contextmanager
+def only_packed() -> Iterator[None]:
+    """Inside the block, in this thread, what no bundle has is a :class:`~tcache.errors.CacheMiss` in every mode."""
+    before, _strict.on = getattr(_strict, "on", False), True
+    try:
+        yield
+    finally:
+        _strict.on = before
 
 
 class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstream is untyped
@@ -45,7 +61,7 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
         return self._layer
 
     def _frozen(self) -> bool:
-        return not any(self._kind) and active().mode == "frozen"
+        return not any(self._kind) and _refusing()
 
     def get_file(self, filename: str) -> str | None:
         """Return the path of one file: Triton asks so for native helpers and dumped IR."""
@@ -54,6 +70,7 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
             if isinstance(found, Path):
                 return str(found)
             if found is not None:
+                count("refused")
                 _log.warning("tcache: %s", found.reason)
         # A frozen process has no layer above. Triton goes on to `knobs.build.impl`, which refuses with a reason.
         return None if self._frozen() else self._below().get_file(filename)
@@ -70,13 +87,17 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
             if isinstance(found, Rejected):
                 refused.append(found.reason)
             elif found is not None:
+                count("entries")
                 return {name: str(path) for name, path in found.items()}
+        count("refused", len(refused))
         for reason in refused:
             _log.warning("tcache: entry %s is not used: %s", self.key, reason)
         if self._frozen():
             miss = explain_entry(self.key, compile_in_progress(), active(), tuple(refused))
             missed(miss.message)
+            count_miss(miss.reasons)
             raise miss
+        count("compiled")
         return self._below().get_group(filename)  # type: ignore[no-any-return]
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
@@ -85,14 +106,24 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
             packed = _same_bytes(data, filename, active().bundles)
             if packed is not None:
                 return packed
-            raise CacheMiss(f"frozen: Triton would write {filename} to its cache", hint="pack it, or use mode=lookup")
+            raise _unwritten(filename)
         return str(self._below().put(data, filename, binary=binary))
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
         """Write the list of an entry's files to the writable layer."""
         if self._frozen():
-            raise CacheMiss(f"frozen: Triton would write {filename} to its cache", hint="pack it, or use mode=lookup")
+            raise _unwritten(filename)
         return str(self._below().put_group(filename, group))
+
+
+def _unwritten(filename: str) -> CacheMiss:
+    miss = CacheMiss(
+        f"frozen: Triton would write {filename} to its cache",
+        hint="pack it, or use mode=lookup",
+        reasons=("helper" if filename.endswith(".so") else "kernel",),
+    )
+    count_miss(miss.reasons)
+    return miss
 
 
 def _same_bytes(data: Any, filename: str, bundles: tuple[Bundle, ...]) -> str | None:
@@ -100,8 +131,12 @@ def _same_bytes(data: Any, filename: str, bundles: tuple[Bundle, ...]) -> str | 
     for bundle in bundles:
         for helper in bundle.helpers:
             if Path(helper.path).name == filename and bundle.files[helper.path][1] == digest:
-                return str(bundle.root / helper.path)
+                return str(bundle.place / helper.path)
     return None
+
+
+def _refusing() -> bool:
+    return active().mode == "frozen" or getattr(_strict, "on", False)
 
 
 _answering = False
@@ -122,15 +157,18 @@ def _build(
 ) -> str:
     """Answer ``triton.knobs.build.impl``: the packed helper of the same source, else a compiler unless frozen."""
     digest = hashlib.sha256(Path(src).read_bytes()).hexdigest()
-    reasons = []
+    refused = []
     for bundle in active().bundles:
         found = bundle.helper(source=digest)
         if isinstance(found, Path):
             return str(found)
         if found is not None:
-            reasons.append(found.reason)
-    if active().mode == "frozen":
-        raise explain_helper(name, digest, active(), tuple(reasons))
+            count("refused")
+            refused.append(found)
+    if _refusing():
+        miss = explain_helper(name, digest, active(), tuple(refused))
+        count_miss(miss.reasons)
+        raise miss
     if _previous is not None:
         return str(_previous(name, src, srcdir, library_dirs, include_dirs, libraries))
     return _cache.build_natively(name, src, srcdir, library_dirs, include_dirs, libraries)

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 from tcache._triton.distribution import distribution
 from tcache._triton.driver import current_device, current_target
 from tcache._triton.probe import key_environment
-from tcache._triton.specialize import compiled, launch, specialize, unusual
+from tcache._triton.specialize import Specialized, compiled, launch, specialize, unusual
 from tcache.active import Active, active
-from tcache.bundle import Rejected
 from tcache.counters import count
+from tcache.environment import Rejected
 from tcache.errors import BundleError
 from tcache.keys.source import constants_read, source_identity
 
 if TYPE_CHECKING:
-    from tcache._triton.specialize import Specialized
     from tcache.bundle import Bundle
 
 __all__ = ["Prebaked", "digest_of", "prebaked"]
@@ -47,7 +46,7 @@ class Prebaked:
         self._settings = settings
         self._lock = threading.Lock()
         self._rows: dict[tuple[str, str], dict[str, tuple[Bundle, str]]] = {}
-        self._indexes: list[tuple[Bundle, dict[str, list[tuple[str, dict[str, Any]]]]]] | None = None
+        self._indexes: list[tuple[Bundle, dict[str, list[str]]]] | None = None
         self._kernels: dict[tuple[int, int, str], Any] = {}
         self._globals: dict[int, tuple[Any, list[tuple[dict[str, Any], str, Any]]]] = {}
         self._variables: dict[str, str] | None = None
@@ -95,9 +94,9 @@ class Prebaked:
         if known is not None:
             return known
         found = self._find(function, source_identity(function), wanted)
-        if found is None:
-            return None
-        bundle, entry = found
+        return None if found is None else self._loaded(place, function, made, *found)
+
+    def _loaded(self, place: tuple[int, int, str], function: Any, made: Specialized, bundle: Bundle, entry: str) -> Any:
         files = bundle.entry_files(entry)
         if files is None or isinstance(files, Rejected):
             return None  # the overlay says what is wrong with it
@@ -108,8 +107,33 @@ class Prebaked:
                 self._kernels.clear()
             self._kernels[place] = kernel
             self._globals.setdefault(id(function), (function, constants_read(function)))
+        count("entries")
         count("prebaked")
         return kernel
+
+    def preload(self, function: Any, facts: dict[str, Any], bundle: Bundle, entry: str) -> bool:
+        """Load an entry onto the current device, for a first launch that finds it there.
+
+        Args:
+            function: the jit function below an autotuner of tcache's.
+            facts: the entry's facts in the index.
+            bundle: the bundle it is in.
+            entry: its name.
+
+        Returns:
+            False where Triton's own way must be taken.
+        """
+        usable = any(one is bundle for one, _ in self._usable()) and unusual() is None
+        if not usable or facts.get("direct") is not True or facts["source"] != source_identity(function):
+            return False
+        divisible = tuple(name for name, found in facts["attributes"].items() if "tt.divisibility=16" in found)
+        made = Specialized({}, facts["signature"], facts["constants"], divisible, facts["options"])
+        place = (id(function), current_device(), digest_of(facts, facts["target"]))
+        kernel = self._kernels.get(place) or self._loaded(place, function, made, bundle, entry)
+        if kernel is None:
+            return False
+        kernel._init_handles()
+        return True
 
     def _find(self, function: Any, source: str, wanted: str) -> tuple[Bundle, str] | None:
         name = function.fn.__qualname__
@@ -117,15 +141,16 @@ class Prebaked:
         if rows is None:
             rows = {}
             for bundle, by_name in self._usable():
-                for entry, row in by_name.get(name, ()):
-                    if row["source"] == source:
+                for entry in by_name.get(name, ()):
+                    row = bundle.index().fact(entry)
+                    if row["source"] == source and row.get("direct") is True:
                         rows.setdefault(digest_of(row, row["target"]), (bundle, entry))
             self._rows[name, source] = rows
         if self._variables != key_environment():
             return None
         return rows.get(wanted)
 
-    def _usable(self) -> list[tuple[Bundle, dict[str, list[tuple[str, dict[str, Any]]]]]]:
+    def _usable(self) -> list[tuple[Bundle, dict[str, list[str]]]]:
         """Return the bundles made with this very Triton, their direct rows by kernel name."""
         with self._lock:
             if self._indexes is None:
@@ -144,15 +169,15 @@ class Prebaked:
         return self._indexes
 
 
-def _by_name(bundle: Bundle) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+def _by_name(bundle: Bundle) -> dict[str, list[str]]:
+    """Return the names of a bundle's entries by the name of their kernel."""
     try:
-        facts = bundle.index().facts
+        index = bundle.index()
     except BundleError:
         return {}  # the overlay works without it
-    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for entry, row in facts.items():
-        if row.get("direct") is True:
-            found.setdefault(str(row["kernel"]).rpartition(":")[2], []).append((entry, row))
+    found: dict[str, list[str]] = {}
+    for entry, kernel in index.kernels():
+        found.setdefault(kernel.rpartition(":")[2], []).append(entry)
     return found
 
 

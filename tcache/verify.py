@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tcache.bundle import Bundle, Rejected
-from tcache.errors import BundleError, CacheMiss, KernelError, TcacheError
+from tcache.errors import BundleError, CacheMiss, KernelError, OutputError, TcacheError
 
 __all__ = ["Report", "verify"]
 
@@ -34,6 +34,8 @@ class Report:
         misses: ``{"where", "launch", "why"}`` for every launch that did not.
         problems: files that are damaged or not trusted.
         notes: what a reader should know, such as a bundle without native helpers.
+        unreplayed: launches of the bundle's index that no replay made, as ``{"gpu", "ref", "shape", "entry"}``.
+        unindexed: launches that were replayed and hit, and that the index does not know, likewise.
     """
 
     launches: int = 0
@@ -42,6 +44,8 @@ class Report:
     misses: list[dict[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unreplayed: list[dict[str, Any]] = field(default_factory=list)
+    unindexed: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def proven(self) -> bool:
@@ -65,7 +69,7 @@ def verify(path: Path, manifests: list[Path], root: Path) -> Report:
     chosen = manifests or _packed_manifests(bundle, root)
     if any(target.startswith("hip") for target in bundle.targets):
         report.notes.append("native helpers for hip are not packed: the service needs a C compiler and mode lookup")
-    with tempfile.TemporaryDirectory(prefix="tcache-verify-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="tcache-verify-", dir=_scratch()) as scratch:
         moved = Path(scratch, "elsewhere")
         try:
             shutil.copytree(path, moved, symlinks=True)
@@ -75,8 +79,49 @@ def verify(path: Path, manifests: list[Path], root: Path) -> Report:
         empty.mkdir(mode=0o555)
         for gpu in bundle.gpus:
             request = {"gpu": gpu, "manifests": [str(manifest.resolve()) for manifest in chosen]}
-            _merge(report, _child(request, moved, empty))
+            found = _child(request, moved, empty)
+            _merge(report, found)
+            _compare(report, bundle, gpu["name"], found["replayed"])
     return report
+
+
+_MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private
+
+
+def _scratch() -> str | None:
+    """Return where temporary directories can be made; a container with a read-only root may have only /dev/shm.
+
+    Raises:
+        OutputError: nowhere.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        if os.access(_MEMORY, os.W_OK | os.X_OK):
+            return _MEMORY
+    raise OutputError(
+        "there is no writable temporary directory to copy the bundle to",
+        "mount one, for example `docker run --tmpfs /tmp`, or set TMPDIR",
+    )
+
+
+def _compare(report: Report, bundle: Bundle, gpu: str, replayed: list[dict[str, Any]]) -> None:
+    """Compare what was replayed on a GPU with the launches that the index says were packed for it."""
+    try:
+        packed = [row for row in bundle.index().launches if row["gpu"] == gpu]
+    except (BundleError, KeyError, TypeError):
+        return  # reported as damaged
+    fields = ("gpu", "ref", "shape", "entry")
+    made = {(row["shape"], row["entry"]) for row in replayed}
+    known = {(row["shape"], row["entry"]) for row in packed}
+    unreplayed = [{name: row[name] for name in fields} for row in packed if (row["shape"], row["entry"]) not in made]
+    unindexed = [{"gpu": gpu, **row} for row in replayed if (row["shape"], row["entry"]) not in known]
+    report.unreplayed += unreplayed
+    report.unindexed += unindexed
+    for rows, what in ((unreplayed, "in the index and not replayed"), (unindexed, "replayed and not in the index")):
+        if rows:
+            first = f"{rows[0]['ref']} [{rows[0]['shape'] or 'no autotuner'}] -> {rows[0]['entry']}"
+            report.notes.append(f"{len(rows)} launches on {gpu} are {what}, the first: {first}")
 
 
 def _packed_manifests(bundle: Bundle, root: Path) -> list[Path]:
@@ -108,7 +153,9 @@ def _child(request: dict[str, Any], moved: Path, empty: Path) -> dict[str, Any]:
         "HOME": str(empty),
         "TCACHE_BUNDLES": str(moved),
         "TCACHE_GPU_NAME": request["gpu"]["name"],
+        "TCACHE_INSTALLED_BUNDLES": "0",
         "TCACHE_MODE": "frozen",
+        "TMPDIR": str(moved.parent),
         "TRITON_CACHE_DIR": str(empty),
         "TRITON_CACHE_MANAGER": "tcache.overlay:OverlayCacheManager",
         "TRITON_HOME": str(empty),
@@ -143,17 +190,18 @@ def child() -> None:
     request = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what kernel files print is no answer
+    answer: dict[str, Any]
     try:
         report = _replay(request)
     except TcacheError as error:
         answer = {"error": error.message, "hint": error.hint}
     else:
-        answer = asdict(report)
+        answer = {**asdict(report[0]), "replayed": report[1]}
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 
 
-def _replay(request: dict[str, Any]) -> Report:
+def _replay(request: dict[str, Any]) -> tuple[Report, list[dict[str, Any]]]:
     from tcache._triton.cache import compile_events
     from tcache.active import active
     from tcache.adopting import adopt
@@ -165,11 +213,11 @@ def _replay(request: dict[str, Any]) -> Report:
     report = Report()
     settings = active()
     if not settings.bundles:
-        _, reason = settings.skipped[0]
+        reason = settings.skipped[0].reason
         raise BundleError(
             f"the bundle cannot serve this process: {reason}", "verify with the Triton and Python it was packed for"
         )
-    entries: set[str] = set()
+    replayed: dict[tuple[str | None, str], dict[str, Any]] = {}
     compiled: list[str] = []
     adopted: set[str] = set()
     with (
@@ -182,7 +230,7 @@ def _replay(request: dict[str, Any]) -> Report:
                     report.launches += 1
                     with contextlib.suppress(KernelError):  # nothing autotuned, or not by triton.autotune
                         adopted |= {*adopt(launch.kernel)} if not _served(launch.kernel) else set()
-                    why = _launch(launch, settings.bundles[0], entries)
+                    why = _launch(launch, settings.bundles[0], replayed)
                     if why is None and compiled:
                         why = f"compiled {', '.join(compiled)}"
                     compiled.clear()
@@ -190,11 +238,11 @@ def _replay(request: dict[str, Any]) -> Report:
                         report.hits += 1
                     else:
                         report.misses.append({"where": launch.where, "launch": str(case), "why": why})
-    report.entries = len(entries)
+    report.entries = len({entry for _, entry in replayed})
     if adopted:
         names = ", ".join(sorted(adopted)[:3]) + (", …" if len(adopted) > 3 else "")
         report.notes.append(f"{len(adopted)} kernels are tuned by others and hit after tcache.adopt only: {names}")
-    return report
+    return report, list(replayed.values())
 
 
 def _served(kernel: Any) -> bool:
@@ -207,7 +255,23 @@ def _served(kernel: Any) -> bool:
     return isinstance(kernel, Autotuner)
 
 
-def _launch(launch: Any, bundle: Bundle, entries: set[str]) -> str | None:
+def _shape(launch: Any) -> str | None:
+    """Return a launch's shape key as text, None for a kernel without a choice of configs."""
+    from tcache._triton.kernels import through_decorators
+    from tcache.lookup import named_arguments, shape_of
+
+    found = []
+
+    def choose(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        found.append(str(shape_of(autotuner, named_arguments(autotuner, args, kwargs))))
+        return []
+
+    for _ in through_decorators(launch.kernel, launch.args, launch.kwargs, choose):
+        pass
+    return found[0] if found else None
+
+
+def _launch(launch: Any, bundle: Bundle, replayed: dict[tuple[str | None, str], dict[str, Any]]) -> str | None:
     """Go through one launch up to the point where a GPU is needed; return why it missed, None for a hit."""
     from tcache._triton.native import helper_sources
 
@@ -222,7 +286,9 @@ def _launch(launch: Any, bundle: Bundle, entries: set[str]) -> str | None:
     found = {Path(file).parent.name for file in kernel.metadata_group.values()}
     if not found <= bundle.entries:
         return f"entry {', '.join(sorted(found))} did not come from the bundle"
-    entries |= found
+    shape = _shape(launch)
+    for entry in found:
+        replayed.setdefault((shape, entry), {"ref": launch.ref, "shape": shape, "entry": entry})
     for source in helper_sources([kernel]):
         helper = bundle.helper(source=source.digest)
         if helper is None:

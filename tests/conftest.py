@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "contract"))  # null_driver, bundle_project
 QUICKSTART = ROOT / "shape_manifests" / "quickstart.yaml"
 
 
@@ -21,7 +24,22 @@ def gpu_present() -> bool:
     return bool(torch.cuda.is_available())
 
 
+@functools.cache
+def image_builder():
+    """Whether images can be built: as root that may mount, with the tools or with apt-get to install them."""
+    if os.getuid() != 0 or os.environ.get("TCACHE_TEST_OFFLINE") or not shutil.which("unshare"):
+        return False
+    tools = all(shutil.which(name) for name in ("mmdebstrap", "buildah")) or shutil.which("apt-get")
+    return (
+        bool(tools) and subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+    )
+
+
 NEEDS = {
+    "container": (
+        image_builder,
+        "needs root that may mount, mmdebstrap and buildah or apt-get, and TCACHE_TEST_OFFLINE unset",
+    ),
     "gpu": (gpu_present, "needs an NVIDIA GPU"),
     "compat": (lambda: not os.environ.get("TCACHE_TEST_OFFLINE"), "TCACHE_TEST_OFFLINE is set"),
 }
@@ -97,3 +115,37 @@ def tcache(tmp_path):
         return done
 
     return run
+
+
+# what loads bundles; a file's own fixtures of the same names come first
+
+
+@pytest.fixture(scope="session")
+def packed_project(tmp_path_factory):
+    """A project and its bundle (``contract/bundle_project.py``), for tests that change nothing."""
+    import bundle_project
+
+    return bundle_project.make(tmp_path_factory.mktemp("packed-project"))
+
+
+@pytest.fixture
+def project(packed_project, tmp_path):
+    """A copy that a test may damage; its Triton cache is gone."""
+    root = tmp_path / "copy"
+    shutil.copytree(packed_project, root, ignore=shutil.ignore_patterns("cache", "__pycache__"))
+    return root
+
+
+@pytest.fixture
+def null_gpu(monkeypatch, triton_cache):
+    """A driver that compiles for real and launches nothing, under the name of the GPU the project is packed for."""
+    import bundle_project
+    import null_driver
+    from triton.runtime import driver
+
+    monkeypatch.setenv("TCACHE_GPU_NAME", "NVIDIA H200")
+    before = driver._active
+    yield null_driver.activate()
+    sys.modules.pop(bundle_project.NAME, None)
+    gc.collect()  # since 3.8 a kernel unloads its module when it goes: the driver must still be there
+    driver._active = before

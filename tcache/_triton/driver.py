@@ -106,11 +106,6 @@ def stub(
         _driver._active = previous
 
 
-def current_device() -> int:
-    """Return the active driver's current device."""
-    return int(_driver.active.get_current_device())
-
-
 def current_target() -> tuple[str, int | str, int]:
     """Return ``(backend, arch, warp_size)`` of the active driver's current device.
 
@@ -121,12 +116,15 @@ def current_target() -> tuple[str, int | str, int]:
     return target.backend, target.arch, target.warp_size
 
 
+def current_device() -> int:
+    """Return the number of the active driver's current device, -1 where there is no driver."""
+    try:
+        return _driver.active.get_current_device()  # type: ignore[no-any-return]
+    except RuntimeError:
+        return -1
+
+
 def current_properties() -> dict[str, int]:
     """Return the active driver's properties of the current device, in Triton's names and units."""
     active = _driver.active
     return dict(active.utils.get_device_properties(active.get_current_device()))
-
-
-def current_device() -> int:
-    """Return the number of the active driver's current device."""
-    return int(_driver.active.get_current_device())

@@ -138,7 +138,7 @@ def functions(
         "FUNCTION": function, "DEBUG": watched.debug,
         "JIT": JITFunction, "RUN": watched.run,
         "GLOBALS": depends, "MISSING": _MISSING,
-        "CONFIGS": tuner.configs, "COUNT": len(tuner.configs), "FIRST": tuner.configs[0], "WINNERS": tuner.cache,
+        "CONFIGS": tuner.configs, "COUNT": len(tuner.configs), "FIRST": tuner.configs[0],
         "VARIABLES": getattr(os.environ, "_data", None), "VARIABLES_WERE": watched.variables,
     }  # fmt: skip
     exec(text(shape, watched.variables, bool(depends)), scope)  # noqa: S102 - see this module's head
@@ -190,7 +190,6 @@ def _guards(variables: dict[str, str | None]) -> list[str]:
         "RUNTIME != RUNTIME_WAS", "COMPILATION != COMPILATION_WAS", "ENTER", "EXIT", "FUNCTION.pre_run_hooks",
         "DRIVER._active is not ACTIVE", "FUNCTION.debug is not DEBUG", "JIT.run is not RUN",
         "tuner.configs is not CONFIGS", "len(CONFIGS) != COUNT", "CONFIGS[0] is not FIRST",
-        "tuner.cache is not WINNERS",
     ]  # fmt: skip
     for name, value in variables.items():
         checks.append(

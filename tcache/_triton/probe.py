@@ -20,12 +20,19 @@ from triton.runtime import _async_compile
 from triton.runtime.cache import CacheManager
 from triton.runtime.driver import driver as _driver
 
-from tcache._triton.kernels import JITFunction
+from tcache._triton.kernels import Autotuner, Heuristics, JITFunction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Compilation", "compilation_of", "compile_in_progress", "key_environment"]
+__all__ = [
+    "Compilation",
+    "LaunchSeen",
+    "compilation_of",
+    "compile_in_progress",
+    "key_environment",
+    "launch_in_progress",
+]
 
 
 class _Asked(BaseException):
@@ -71,6 +78,8 @@ class Compilation:
         entry: name of the directory in the Triton cache.
         name: the kernel function's name, which Triton also gives its files.
         source, target, options: the arguments of ``triton.compile``.
+        given: compile options the launch itself stated, in order: they are part of the key under which ``JITFunction``
+            keeps a kernel in memory.
     """
 
     entry: str
@@ -78,6 +87,7 @@ class Compilation:
     source: Any
     target: Any
     options: dict[str, Any]
+    given: tuple[tuple[str, Any], ...] = ()
 
     def run(self) -> Any:
         """Compile (or read from the cache) and return Triton's ``CompiledKernel``."""
@@ -162,7 +172,8 @@ def compilation_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         caches[0].update(known)
         function.compile = compile_before
         knobs.runtime.jit_cache_hook = hook_before
-    return Compilation(_entry_of(source, target, options), source.name, source, target, options)
+    given = tuple((name, value) for name, value in kwargs.items() if name not in function.arg_names)
+    return Compilation(_entry_of(source, target, options), source.name, source, target, options, given)
 
 
 def compile_in_progress() -> Compilation | None:
@@ -181,6 +192,59 @@ def compile_in_progress() -> Compilation | None:
             return Compilation("", source.name, source, found.get("target"), dict(options))
         frame = frame.f_back
     return None
+
+
+@dataclass(frozen=True)
+class LaunchSeen:
+    """The launch that the calling frame is part of.
+
+    Attributes:
+        function: the ``JITFunction``.
+        arguments: every argument by name, defaults included, and compile options that the caller stated.
+        filled: names of arguments that an autotuner's config or a heuristic filled in.
+        grid: the grid, None where it cannot be told.
+    """
+
+    function: Any
+    arguments: dict[str, Any]
+    filled: frozenset[str]
+    grid: tuple[int, ...] | None
+
+
+def launch_in_progress() -> LaunchSeen | None:
+    """Return the launch that the calling frame is part of, read from ``JITFunction.run``'s own variables.
+
+    Only used to explain a miss, like :func:`compile_in_progress`.
+    """
+    frame = inspect.currentframe()
+    launch: dict[str, Any] | None = None
+    filled: set[str] = set()
+    while frame is not None:
+        found = frame.f_locals
+        if launch is None:
+            if frame.f_code is JITFunction.run.__code__ and isinstance(found.get("bound_args"), dict):
+                launch = found
+        elif frame.f_code is Autotuner.run.__code__ and found.get("config") is not None:
+            filled |= set(found["config"].all_kwargs())
+        elif frame.f_code is Heuristics.run.__code__:
+            filled |= set(found["self"].values)
+        frame = frame.f_back
+    if launch is None:
+        return None
+    bound = launch["bound_args"]
+    stated = {name: value for name, value in launch["kwargs"].items() if name in _STATED and value is not None}
+    return LaunchSeen(launch["self"], {**bound, **stated}, frozenset(filled), _grid_of(launch["grid"], bound))
+
+
+_STATED = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+def _grid_of(grid: Any, bound: dict[str, Any]) -> tuple[int, ...] | None:
+    try:
+        sizes = grid(bound) if callable(grid) else grid
+        return tuple(int(size) for size in sizes)
+    except Exception:  # the caller's function, asked at a moment it did not choose
+        return None
 
 
 def key_environment() -> dict[str, str]:

@@ -18,6 +18,7 @@ from triton._utils import type_canonicalisation_dict
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, CompiledKernel, make_backend
 from triton.runtime.driver import driver as _driver
+from triton.runtime.jit import JITFunction
 
 __all__ = ["Specialized", "compiled", "launch", "specialize", "unusual"]
 
@@ -170,12 +171,14 @@ def _plain_option(value: Any) -> Any:
 
 def unusual() -> str | None:
     """Return what is set that a launch around ``triton.compile`` would not honour, None when nothing is."""
-    for name in ("always_compile", "override", "dump_ir", "use_ir_loc", "listener"):
+    for name in ("always_compile", "override", "dump_ir", "use_ir_loc"):
         if getattr(knobs.compilation, name, None):
             return f"knobs.compilation.{name} is set"
     for name in ("jit_cache_hook", "jit_post_compile_hook", "add_stages_inspection_hook"):
         if getattr(knobs.runtime, name, None) is not None:
             return f"knobs.runtime.{name} is set"
+    if JITFunction.create_binder.__module__ != JITFunction.__module__:
+        return "launches are recorded"  # see tcache._triton.watch
     return None
 
 
@@ -192,7 +195,13 @@ def compiled(function: Any, made: Specialized, files: dict[str, str], key: str) 
     backend = make_backend(_driver.active.get_current_target())
     attributes = {(place[name],): backend.parse_attr("D") for name in made.divisible}
     constants = {(place[name],): value for name, value in made.constants.items()}
-    return CompiledKernel(ASTSource(function, dict(made.signature), constants, attributes), files, key)
+    source = ASTSource(function, dict(made.signature), constants, attributes)
+    kernel = CompiledKernel(source, files, key)
+    listener = knobs.compilation.listener
+    if listener is not None:  # as triton.compile does on a hit
+        times = knobs.CompileTimes(ir_initialization=0, lowering_stages=[], store_results=0)
+        listener(src=source, metadata=kernel.metadata._asdict(), metadata_group=files, times=times, cache_hit=True)
+    return kernel
 
 
 def launch(kernel: Any, made: Specialized, grid: Any) -> None:

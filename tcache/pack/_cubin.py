@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import struct
 
+from tcache._binary import cubin_problem
+
 __all__ = ["cubin_problem", "strip_debug"]
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -15,28 +17,6 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _PROGRAM = struct.Struct("<IIQQQQQQ")
 _NULL, _NOBITS = 0, 8
 _DEBUG = (".debug_", ".nv_debug_", ".rela.debug_", ".rela.nv_debug_", ".rel.debug_", ".rel.nv_debug_")
-
-
-def cubin_problem(data: bytes, arch: int) -> str | None:
-    """Return what is wrong with a cubin for ``sm_<arch>``, None when nothing is.
-
-    The architecture stands in the ELF header's flags: in the low byte up to ABI version 7, in the byte above it in
-    version 8 (read off cubins of ptxas 12.8 to 13.2 for known architectures); other versions are not judged.
-    """
-    if data[:6] != b"\x7fELF\x02\x01" or len(data) < _HEADER.size:
-        return "it is no ELF-64 file"
-    fields = _HEADER.unpack_from(data)
-    table, count, flags = fields[6], fields[12], fields[7]
-    if not count or table + count * _SECTION.size > len(data):
-        return "its section table is cut off"
-    for number in range(count):
-        row = _SECTION.unpack_from(data, table + number * _SECTION.size)
-        if row[1] not in (_NULL, _NOBITS) and row[4] + row[5] > len(data):
-            return "a section is cut off"
-    shift = {7: 0, 8: 8}.get(data[8])
-    if shift is not None and (flags >> shift) & 0xFF != arch:
-        return f"it is for sm_{(flags >> shift) & 0xFF}, not sm_{arch}"
-    return None
 
 
 def strip_debug(data: bytes) -> bytes:

@@ -27,6 +27,10 @@ TESTS = [
     "tests/contract/test_conformance_values.py",
     "tests/contract/test_chain.py",
     "tests/contract/test_record.py",
+    "tests/contract/test_binaries.py",
+    "tests/contract/test_misses.py",
+    "tests/contract/test_preload.py",
+    "tests/contract/test_concurrency.py",
     "tests/unit/test_source.py",
     "tests/unit/test_cubin.py",
 ]

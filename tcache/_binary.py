@@ -1,0 +1,113 @@
+"""What the bytes of an entry say about themselves: metadata and binary must agree, and with the entry's name."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+from typing import Any
+
+__all__ = ["cubin_problem", "entry_problem", "hsaco_problem", "needed_glibc"]
+
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_PROGRAM_SIZE = 56
+_NULL, _NOBITS = 0, 8
+_BINARIES = {"cuda": "cubin", "hip": "hsaco"}
+
+
+def cubin_problem(data: bytes, arch: int) -> str | None:
+    """Return what is wrong with a cubin for ``sm_<arch>``, None when nothing is.
+
+    The architecture stands in the ELF header's flags: in the low byte up to ABI version 7, in the byte above it in
+    version 8 (read off cubins of ptxas 12.8 to 13.2 for known architectures); other versions are not judged.
+    """
+    if data[:6] != b"\x7fELF\x02\x01" or len(data) < _HEADER.size:
+        return "it is no ELF-64 file"
+    fields = _HEADER.unpack_from(data)
+    table, count, flags = fields[6], fields[12], fields[7]
+    if not count or table + count * _SECTION.size > len(data):
+        return "its section table is cut off"
+    for row in _SECTION.iter_unpack(data[table : table + count * _SECTION.size]):
+        if row[1] not in (_NULL, _NOBITS) and row[4] + row[5] > len(data):
+            return "a section is cut off"
+    if fields[5] + fields[10] * _PROGRAM_SIZE > len(data):
+        return "its program table is cut off"
+    shift = {7: 0, 8: 8}.get(data[8])
+    if shift is not None and (flags >> shift) & 0xFF != arch:
+        return f"it is for sm_{(flags >> shift) & 0xFF}, not sm_{arch}"
+    return None
+
+
+_AMD = {0x3F: "gfx90a", 0x40: "gfx940", 0x41: "gfx1100", 0x4B: "gfx941", 0x4C: "gfx942", 0x4F: "gfx950",
+        0x48: "gfx1200", 0x4E: "gfx1201"}  # fmt: skip
+
+
+def hsaco_problem(data: bytes, arch: str) -> str | None:
+    """Return what is wrong with an AMD code object for ``arch``, None when nothing is.
+
+    Source of the numbers: EF_AMDGPU_MACH in https://llvm.org/docs/AMDGPUUsage.html; others are not judged.
+    """
+    if data[:6] != b"\x7fELF\x02\x01" or len(data) < _HEADER.size:
+        return "it is no ELF-64 file"
+    fields = _HEADER.unpack_from(data)
+    if max(fields[5] + fields[10] * _PROGRAM_SIZE, fields[6] + fields[12] * _SECTION.size) > len(data):
+        return "its tables are cut off"
+    found = _AMD.get(fields[7] & 0xFF)
+    known = arch.partition(":")[0]
+    if found is not None and known in _AMD.values() and found != known:
+        return f"it is for {found}, not {known}"
+    return None
+
+
+def entry_problem(key: str, files: dict[str, bytes]) -> str | None:
+    """Return what is wrong with an entry as a whole, None when nothing is.
+
+    Triton itself takes an entry as it finds it: an empty metadata file crashes it, an edited architecture still hits.
+
+    Args:
+        key: the entry's name: Triton's hash, which its metadata repeats, in base 32.
+        files: name -> bytes.
+    """
+    names = [name for name in files if name.endswith(".json")]
+    if len(names) != 1:
+        return f"{len(names)} metadata files, expected one"
+    try:
+        metadata = json.loads(files[names[0]])
+        target = metadata["target"]
+        backend, arch, own = target["backend"], target["arch"], bytes.fromhex(metadata["hash"])
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
+        return f"{names[0]}: corrupt: {type(error).__name__}"
+    if base64.b32encode(own).decode().rstrip("=") != key:
+        return f"{names[0]}: metadata of another entry"
+    stem = names[0].removesuffix(".json")
+    if any(name.rpartition(".")[0] != stem for name in files):
+        return f"files of other names than {stem}"
+    return _shape_problem(metadata) or _binary_problem(files, stem, backend, arch)
+
+
+def _shape_problem(metadata: dict[str, Any]) -> str | None:
+    for name, kind in (("name", str), ("shared", int), ("num_warps", int)):
+        if type(metadata.get(name)) is not kind:
+            return f"metadata: {name} is {metadata.get(name)!r}"
+    return None
+
+
+def _binary_problem(files: dict[str, bytes], stem: str, backend: str, arch: Any) -> str | None:
+    kind = _BINARIES.get(backend)
+    if kind is None:
+        return f"metadata: unknown backend {backend!r}"
+    file = f"{stem}.{kind}"
+    if file not in files:
+        return f"no {file}"
+    if type(arch) is not (int if kind == "cubin" else str):
+        return f"metadata: arch is {arch!r}"
+    known: Any = arch
+    problem = cubin_problem(files[file], known) if kind == "cubin" else hsaco_problem(files[file], known)
+    return f"{file}: {problem}" if problem else None
+
+
+def needed_glibc(data: bytes) -> tuple[int, int]:
+    """Return the newest glibc whose symbols a shared object names, ``(0, 0)`` for none."""
+    return max(((int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", data)), default=(0, 0))

@@ -1,0 +1,277 @@
+"""Bundles in use: found, skipped with a reason, layered, and gone while a service runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+import tcache
+from tcache import active as active_module
+from tcache._triton.cache import compile_events, set_cache_directory
+from tcache.active import activate, active
+from tcache.errors import CacheMiss
+
+sys.path.insert(0, str(Path(__file__).parent))
+import bundle_project
+
+pytestmark = pytest.mark.usefixtures("null_gpu")
+
+
+def scale(module, n=4096):
+    x = torch.zeros(64)
+    module.scale[(1,)](x, x, n, BLOCK=64)
+
+
+# what is found, and what is said about it
+
+
+def install(site, name, value, place=None):
+    """Lay out a package with a bundle as pip would."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[tcache.bundles]\n{name} = {value}\n")
+    package = site / name
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('imported')\n")
+    if place is not None:
+        shutil.copytree(place, package, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def site(project, tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    install(site, "first_kernels", "first_kernels", project / "bundle")
+    install(site, "second_kernels", "second_kernels")
+    shutil.copytree(project / "bundle", site / "second_kernels" / "h200")
+    install(site, "third_kernels", "third_kernels")
+    install(site, "fourth_kernels", "no_such_package")
+    monkeypatch.syspath_prepend(str(site))
+    return site
+
+
+def test_installed_bundles_are_found_without_importing_their_packages(site, caplog):
+    caplog.set_level(logging.INFO, "tcache")
+    found = activate()
+    assert [bundle.root for bundle in found.bundles] == [site / "first_kernels", site / "second_kernels" / "h200"]
+    assert [(row.path, row.kind) for row in found.skipped] == [
+        ("no_such_package", "bundle"),
+        ("third_kernels", "bundle"),
+    ]
+    assert found.mode == "frozen"
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("tcache: mode frozen, 2 bundles (bundle, bundle), 6 entries; skipped no_such_package: ")
+
+
+def test_installed_bundles_alone_do_not_freeze_a_process(site, project, monkeypatch):
+    assert active().mode == "tune"
+    assert len(active().bundles) == 2
+    monkeypatch.setattr(active_module, "_active", None)
+    monkeypatch.setenv("TCACHE_BUNDLES", str(project / "bundle"))
+    assert active().mode == "frozen"
+    assert active().bundles[0].root == project / "bundle"
+    assert len(active().bundles) == 3
+
+
+def test_installed_bundles_can_be_left_alone(site, monkeypatch):
+    monkeypatch.setenv("TCACHE_INSTALLED_BUNDLES", "0")
+    assert activate().bundles == ()
+    monkeypatch.delenv("TCACHE_INSTALLED_BUNDLES")
+    assert activate(bundles=[]).bundles == ()
+
+
+def test_a_bundle_named_twice_is_used_once(project):
+    (project / "link").symlink_to("bundle")
+    assert len(activate(bundles=[project / "bundle", str(project / "link"), project / "bundle"]).bundles) == 1
+
+
+def test_many_bundles_some_for_other_machines(project, caplog):
+    caplog.set_level(logging.INFO, "tcache")
+    other = project / "other"
+    shutil.copytree(project / "bundle", other)
+    bundle_project.edit(other / "bundle.json", lambda data: data["environment"].update(triton="9.9.9"))
+    newer = project / "newer"
+    shutil.copytree(project / "bundle", newer)
+    bundle_project.edit(newer / "bundle.json", lambda data: data.update(schema=2))
+    activate(bundles=[other, newer, project / "absent", project / "bundle"])
+    scale(bundle_project.load(project))
+    [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert "1 bundles (bundle), 3 entries; " in line
+    assert f"skipped {other}: packed for Triton 9.9.9, this process has {triton.__version__}" in line
+    assert "bundle schema 2, expected 1" in line
+    assert "absent: not a bundle" in line
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_a_relative_path_outlives_a_change_of_directory_and_a_turned_link(project, monkeypatch, tmp_path):
+    monkeypatch.chdir(project)
+    (project / "current").symlink_to("bundle")
+    activate(bundles=["current"])
+    (project / "current").unlink()
+    (project / "current").symlink_to("elsewhere")
+    monkeypatch.chdir(tmp_path)
+    module = bundle_project.load(project)
+    scale(module)
+    module.tuned[(1,)](torch.zeros(64), 16)
+
+
+def test_a_bundle_that_disappears_while_loaded(project):
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    scale(module)
+    shutil.rmtree(project / "bundle")
+    scale(module)  # what is loaded stays loaded
+    with pytest.raises(CacheMiss) as caught:
+        module.increment(torch.zeros(64, dtype=torch.bfloat16))
+    assert caught.value.reasons == ("damaged",)
+    assert "No such file or directory" in str(caught.value)
+
+
+def test_a_file_that_changes_after_it_was_checked_is_looked_at_again(project):
+    bundle = activate(bundles=[project / "bundle"]).bundles[0]
+    path = next((project / "bundle" / "entries").glob("*/scale.cubin"))
+    key = path.parent.name
+    assert isinstance(bundle.entry_files(key), dict)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"x")
+    assert "digest differs" in bundle.entry_files(key).reason
+    path.write_bytes(data)
+    assert isinstance(bundle.entry_files(key), dict)
+
+
+@pytest.mark.parametrize("place", ["helper", "folder", "head"])
+def test_a_helper_that_others_may_change_is_not_loaded(project, place):
+    bundle = activate(bundles=[project / "bundle"]).bundles[0]
+    [helper, *_] = bundle.helpers
+    assert isinstance(bundle.helper(source=helper.source), Path)
+    path = bundle.place / helper.path
+    path = {"helper": path, "folder": path.parent, "head": bundle.place / "bundle.json"}[place]
+    path.chmod(0o777)
+    assert "writable by everyone" in bundle.helper(source=helper.source).reason
+
+
+def test_a_helper_for_a_newer_glibc_says_so(project, monkeypatch):
+    bundle = activate(bundles=[project / "bundle"]).bundles[0]
+    monkeypatch.setattr("tcache.bundle.libc", lambda: "glibc 2.1")
+    found = bundle.helper(source=bundle.helpers[0].source)
+    assert found.kind == "libc"
+    assert "needs glibc 2." in found.reason
+    assert found.reason.endswith("this process has 2.1")
+
+
+@pytest.mark.parametrize("name", ["bundle.json", "index.json", "scale.cubin"])
+def test_what_is_far_too_large_is_refused_before_it_is_read(project, name):
+    [path] = (project / "bundle").rglob(name)
+    os.truncate(path, 1 << 40)  # sparse
+    claimed = path.relative_to(project / "bundle").as_posix()
+    if name != "bundle.json":
+        head = project / "bundle" / "bundle.json"
+        bundle_project.edit(head, lambda data: data["files"][claimed].update(size=1 << 40))
+    found = activate(bundles=[project / "bundle"])
+    if name == "bundle.json":
+        assert "larger than 268435456 bytes" in found.skipped[0].reason
+    else:
+        assert "larger than 1073741824 bytes" in found.bundles[0].check(claimed).reason
+
+
+# layers
+
+
+def test_a_writable_layer_above_the_bundle(project, triton_cache):
+    activate(bundles=[project / "bundle"], mode="lookup")
+    module = bundle_project.load(project)
+    before = tcache.stats()
+    seen = []
+    with compile_events(lambda _, hit: seen.append(hit)):
+        scale(module)
+        scale(module, n=4097)
+        module.scale.device_caches.clear()
+        scale(module, n=4097)
+    assert seen == [True, False, True]
+    after = tcache.stats()
+    assert (after["entries"] - before["entries"], after["compiled"] - before["compiled"]) == (1, 2)
+    assert len(list(triton_cache.iterdir())) == 1
+
+
+def test_kernels_of_torch_compile_hit_wherever_it_moves_the_cache(project, tmp_path, monkeypatch, triton_cache):
+    """Inductor compiles through ``triton.compile`` under a cache directory of its own; here with its own autotuner."""
+    heuristics = pytest.importorskip("torch._inductor.runtime.triton_heuristics")
+    hints = pytest.importorskip("torch._inductor.runtime.hints")
+    monkeypatch.setattr(heuristics.triton_helpers, "set_driver_to_gpu", lambda: None)
+    kernel = bundle_project.load(project).wrapped
+    device = hints.DeviceProperties(
+        type="cuda", index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048, warp_size=32,
+    )  # fmt: skip
+
+    def precompile(block):
+        meta = {
+            "signature": {"x_ptr": "*fp32", "n": "i32", "BLOCK": "constexpr"}, "device": device, "constants": {},
+            "configs": [{(0,): [["tt.divisibility", 16]]}],
+        }  # fmt: skip
+        config = triton.Config({"BLOCK": block}, num_warps=1, num_stages=1)
+        kind = heuristics.HeuristicType.POINTWISE
+        tuner = heuristics.CachingAutotuner(kernel, meta, [config], None, [], optimize_mem=True, heuristic_type=kind)
+        return tuner._precompile_config(config)
+
+    activate(bundles=[], mode="tune")
+    set_cache_directory(str(triton_cache))
+    precompile(64)
+    [entry] = [path for path in triton_cache.iterdir() if path.is_dir()]
+    target = project / "bundle" / "entries" / entry.name
+    target.mkdir()
+    for file in entry.iterdir():
+        if file.suffix == ".cubin" or (file.suffix == ".json" and not file.name.startswith("__grp__")):
+            shutil.copy(file, target)
+    bundle_project.sign(project / "bundle")
+    activate(bundles=[project / "bundle"])
+    elsewhere = tmp_path / "inductor"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(elsewhere))
+    seen = []
+    with compile_events(lambda _, hit: seen.append(hit)):
+        precompile(64)
+    assert seen == [True]
+    with pytest.raises(CacheMiss) as caught:
+        precompile(32)
+    assert "constexpr" in caught.value.reasons
+    assert "`tcache record` writes what a running program launches" in str(caught.value)
+    assert not elsewhere.exists()
+
+
+# what verify compares
+
+
+def test_verify_compares_the_index_with_what_it_replayed(project):
+    manifest = bundle_project.MANIFEST.replace("cases: [{n: 64}]", "cases: [{n: [128, 64]}]").replace(
+        "    cases: [{n: 4096}]\n", "    cases: [{n: 8192}]\n"
+    )
+    (project / "other.yaml").write_text(manifest)
+    found = json.loads(bundle_project.run(project, "verify", "bundle", "other.yaml", "--json").stdout)
+    assert found["proven"]
+    assert found["unreplayed"] == found["unindexed"] == []  # other shapes, the same launches
+    lines = (project / "other.yaml").read_text().split("  - call:")
+    (project / "less.yaml").write_text(lines[0])
+    done = bundle_project.run(project, "verify", "bundle", "less.yaml", "--json")
+    found = json.loads(done.stdout)
+    assert sorted(row["ref"] for row in found["unreplayed"]) == ["loadables.py:increment", "loadables.py:tuned"]
+    assert found["unreplayed"][0].keys() == {"gpu", "ref", "shape", "entry"}
+    assert "2 launches on NVIDIA H200 are in the index and not replayed, the first: loadables.py:" in found["notes"][0]
+
+
+def test_verify_says_what_the_index_does_not_know(project):
+    def drop(data):
+        data["launches"] = [row for row in data["launches"] if not row["ref"].endswith(":scale")]
+
+    bundle_project.edit(project / "bundle" / "index.json", drop)
+    bundle_project.sign(project / "bundle")
+    found = json.loads(bundle_project.run(project, "verify", "bundle", "--json").stdout)
+    assert [row["ref"] for row in found["unindexed"]] == ["loadables.py:scale"]
+    assert "replayed and not in the index" in found["notes"][0]

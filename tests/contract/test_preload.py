@@ -1,0 +1,127 @@
+"""Packed kernels on the GPU before the first launch: what is loaded, what is not and why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import driver
+
+import tcache
+from tcache._triton.cache import compile_events
+from tcache._triton.probe import compilation_of
+from tcache.active import activate, active
+from tcache.errors import GPUMissing, UnsupportedValue
+from tcache.preloading import _TORCH, stand_in
+
+sys.path.insert(0, str(Path(__file__).parent))
+import bundle_project
+import null_driver
+
+pytestmark = pytest.mark.usefixtures("null_gpu")
+
+
+def scale(module, n=4096):
+    x = torch.zeros(64)
+    module.scale[(1,)](x, x, n, BLOCK=64)
+
+
+# preloading
+
+
+def preloaded(gpu, monkeypatch):
+    loads = []
+    monkeypatch.setattr(
+        gpu.utils, "load_binary", lambda name, *_: (loads.append(name) or object(), name, 32, 0, 1024), raising=False
+    )
+    return loads
+
+
+def test_preloading_leaves_nothing_to_do_for_the_first_launch(project, null_gpu, monkeypatch):
+    loads = preloaded(null_gpu, monkeypatch)
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    before = tcache.stats()["preloaded"]
+    done = tcache.preload()
+    assert done.failed == ()
+    assert done.target == "cuda:90:32"
+    assert sorted(row.kernel for row in done.loaded) == ["loadables:scale", "loadables:tuned", "loadables:wrapped"]
+    assert {row.entry for row in done.loaded} == active().bundles[0].entries
+    assert all(0 < row.ms <= done.seconds * 1e3 for row in done.loaded)
+    assert sorted(loads) == ["scale", "tuned", "wrapped"]
+    assert tcache.stats()["preloaded"] == before + 3
+    events = []
+    with compile_events(lambda name, _: events.append(name)):
+        scale(module)
+        module.increment(torch.zeros(64, dtype=torch.bfloat16))
+        module.tuned[(1,)](torch.zeros(64), 16)
+    assert events == []
+    assert len(loads) == 3
+    assert len(null_gpu.launches) == 3
+
+
+def test_preloading_by_pattern(project, null_gpu, monkeypatch):
+    loads = preloaded(null_gpu, monkeypatch)
+    activate(bundles=[project / "bundle"])
+    bundle_project.load(project)
+    assert [row.kernel for row in tcache.preload("*:sc*").loaded] == ["loadables:scale"]
+    assert [row.kernel for row in tcache.preload(["nothing", "loadables:tuned"]).loaded] == ["loadables:tuned"]
+    assert loads == ["scale", "tuned"]
+
+
+def test_what_cannot_be_preloaded_says_why(project, null_gpu, triton_cache):
+    activate(bundles=[project / "bundle"], mode="lookup")
+    assert "No module named 'loadables'" in tcache.preload().failed[0].reason
+    path = project / "loadables.py"
+    path.write_text(path.read_text().replace("x * 2", "x * 3").replace("def wrapped", "def renamed"))
+    path.write_text(path.read_text().replace("wrapped[(1,)]", "renamed[(1,)]"))
+    bundle_project.load(project)
+    done = tcache.preload()
+    assert {row.kernel: row.reason for row in done.failed} == {
+        "loadables:scale": "loadables:scale is not prebaked for this launch (mode frozen)",
+        "loadables:wrapped": "loadables has no kernel 'wrapped'",
+    }
+    assert [row.kernel for row in done.loaded] == ["loadables:tuned"]
+    assert not triton_cache.exists()  # nothing was compiled, whatever the mode
+
+
+def test_preloading_is_for_the_current_target(project, null_gpu):
+    activate(bundles=[project / "bundle"])
+    null_gpu.target = triton.backends.compiler.GPUTarget("cuda", 80, 32)
+    done = tcache.preload()
+    assert (done.target, done.loaded, done.failed) == ("cuda:80:32", (), ())
+
+
+def test_preloading_without_a_gpu(project):
+    class NoDriver(null_driver.NullDriver):
+        def get_current_target(self):
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    driver.set_active(NoDriver())
+    activate(bundles=[project / "bundle"])
+    with pytest.raises(GPUMissing, match="nothing can be preloaded: 0 active drivers"):
+        tcache.preload()
+
+
+@triton.jit
+def any_argument(x):
+    tl.device_print("x", 0)
+
+
+@pytest.mark.parametrize("divisible", [True, False])
+@pytest.mark.parametrize("kind", [*(f"*{kind}" for kind in _TORCH if kind != "i1"), "i32", "i64", "u64", "u1", "fp32"])
+def test_a_stand_in_is_specialized_to_its_type(kind, divisible):
+    found = compilation_of(any_argument, (), {"x": stand_in(kind, None, divisible=divisible)}).specialization()
+    assert found["signature"]["x"].replace("*u1", "*i1") in (kind.replace("*u1", "*i1"), kind.replace("u1", "i1"))
+    if kind[0] in "*iu" and kind != "u1":
+        assert (found["attributes"] == {"x": ["tt.divisibility=16"]}) is divisible
+
+
+@pytest.mark.parametrize("kind", ["tensordesc<fp16[64, 64]>", "('i32', '*fp32')", "*fp8e4b15"])
+def test_what_has_no_stand_in(kind):
+    with pytest.raises(UnsupportedValue, match="has no stand-in"):
+        stand_in(kind, None, divisible=True)
