@@ -153,6 +153,8 @@ class Bundle:
                 {"file": _inside(row["file"]), "path": row["path"] and _inside(row["path"])}
                 for row in data["manifests"]
             ]
+            self.notes: list[str] = [str(note) for note in data.get("notes", [])]
+            self.hip_library: str | None = data.get("hip_library") and str(data["hip_library"])
             self.files: dict[str, tuple[int, str]] = {
                 _inside(name): (int(row["size"]), str(row["sha256"])) for name, row in data["files"].items()
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.driver import stub
@@ -44,6 +44,7 @@ class Resolved:
         where: ``file:line:column`` of the manifest case.
         ref: the manifest's ref.
         space: identity of the autotuner's config space now.
+        tuning: the autotuner that chose the config, and its arguments: Triton names its own record after them.
     """
 
     gpu: GPU
@@ -56,6 +57,7 @@ class Resolved:
     where: str
     ref: str
     space: str | None = None
+    tuning: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def entry(self) -> str:
@@ -114,9 +116,11 @@ def _resolve_launch(
     notice: str | None = None
     tuned: Kernel | None = None
     space: str | None = None
+    tuning: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
 
     def choose(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        nonlocal shape, notice, tuned, space
+        nonlocal shape, notice, tuned, space, tuning
+        tuning = (autotuner, args, dict(kwargs))
         by_key = {config_key(config): config for config in autotuner.configs}
         space = space_identity(by_key)
         named = named_arguments(autotuner, args, kwargs)
@@ -150,7 +154,8 @@ def _resolve_launch(
             compilation = compilation_of(function, launch.args, kwargs)
             kernel = f"{function.fn.__module__}:{function.fn.__qualname__}"
             key = config_key(config) if config is not None else None
-            done.append(Resolved(gpu, kernel, shape, key, tuned, notice, compilation, launch.where, launch.ref, space))
+            where = launch.where
+            done.append(Resolved(gpu, kernel, shape, key, tuned, notice, compilation, where, launch.ref, space, tuning))
     except TcacheError:
         raise
     except Exception as error:

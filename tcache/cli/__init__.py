@@ -20,6 +20,7 @@ _COMMANDS = {
     "warmup": "Compile the winners of a manifest into the Triton cache; needs no GPU.",
     "resolve": "Print the entry of every launch, present or not; compiles nothing.",
     "pack": "Copy what a manifest references into a bundle, and nothing else.",
+    "diff": "Show what changed between two bundles.",
     "verify": "Prove in a fresh, frozen process that every launch of a bundle hits.",
 }
 

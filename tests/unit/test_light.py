@@ -58,7 +58,8 @@ def test_only_the_door_imports_triton():
 
 LAYERS = [
     ["cli"],
-    ["verify", "pack", "warmup", "project", "supervise", "tuneworker"],
+    ["verify", "pack", "diff"],
+    ["warmup", "project", "supervise", "tuneworker"],
     ["resolve"],
     ["replay"],
     ["adopting"],
@@ -70,6 +71,8 @@ LAYERS = [
     ["explain"],
     ["active", "decide"],
     ["contend", "journal", "counters"],
+    ["archives"],
+    ["layout"],
     ["bundle"],
     ["manifest"],
     ["store"],
