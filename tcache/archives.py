@@ -182,8 +182,12 @@ def unpack_tar(file: IO[bytes], target: Path, limits: Limits, *, what: str, pref
                     box.file(name, source, info.size)
                 else:
                     raise BundleError(f"{what}: member {info.name!r} is neither a file nor a directory")
+            assert archive.fileobj is not None
+            archive.fileobj.seek(archive.offset)  # type: ignore[attr-defined]  # where the next header would be
+            if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+                raise BundleError(f"{what}: damaged archive: it has no end", "copy or pack it again")
     except (tarfile.TarError, EOFError, zlib.error, OverflowError, ValueError) as error:
-        raise BundleError(f"{what}: damaged archive: {error}", "copy or pack it again") from error
+        raise BundleError(f"{what}: damaged archive: {_line(error)}", "copy or pack it again") from error
 
 
 def unpack_zip(path: Path, target: Path, limits: Limits = Limits()) -> None:
@@ -207,7 +211,7 @@ def unpack_zip(path: Path, target: Path, limits: Limits = Limits()) -> None:
                 else:
                     raise BundleError(f"{path}: member {info.filename!r} is neither a file nor a directory")
     except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, OverflowError, ValueError) as error:
-        raise BundleError(f"{path}: damaged archive: {error}", "copy or pack it again") from error
+        raise BundleError(f"{path}: damaged archive: {_line(error)}", "copy or pack it again") from error
     except OSError as error:
         raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}") from error
 
@@ -262,3 +266,7 @@ def _inside(name: str, what: str) -> str:
     if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name or "\0" in name or name == ".":
         raise BundleError(f"{what}: member {name!r} leaves the archive's root")
     return name
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,17 @@ def gpu_present() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def missing_tools() -> list[str]:
+    tools = ("umoci", "skopeo", "buildah", "docker-registry")
+    return [name for name in tools if not shutil.which(name)] or ([] if os.geteuid() == 0 else ["root"])
+
+
 NEEDS = {
     "gpu": (gpu_present, "needs an NVIDIA GPU"),
+    "container": (
+        lambda: not missing_tools(),
+        "needs umoci, skopeo, buildah and docker-registry (apt-get install), and root",
+    ),
     "compat": (lambda: not os.environ.get("TCACHE_TEST_OFFLINE"), "TCACHE_TEST_OFFLINE is set"),
 }
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tcache._triton import native
 from tcache._triton.cache import cache_directory
+from tcache.errors import OutputError
 from tcache.pack.members import Member, distinct
 
 if TYPE_CHECKING:
@@ -90,9 +91,15 @@ def build_helpers(resolved: list[Resolved], hip_library: str | None) -> Helpers:
     hip = any(launch.gpu.backend == "hip" for launch in chosen)
     library = (hip_library or native.find_hip_library()) if hip else None
     kernels = tuple(_kernel(launch) for launch in chosen)
-    sources = native.helper_sources(kernels, library)
-    paths = native.build(sources, Path(cache_directory(), "tcache-native"))
-    built = tuple(Helper(source, path.read_bytes()) for source, path in zip(sources, paths, strict=True))
+    try:
+        sources = native.helper_sources(kernels, library)
+        paths = native.build(sources, Path(cache_directory(), "tcache-native"))
+        built = tuple(Helper(source, path.read_bytes()) for source, path in zip(sources, paths, strict=True))
+    except OSError as error:  # a full disk: where temporary files are made, or where the Triton cache is
+        raise OutputError(
+            f"native helpers cannot be built: {error.strerror or error}",
+            "free some space where TMPDIR and the cache are",
+        ) from error
     return Helpers(built, kernels, library, (NO_HIP,) if hip and library is None else ())
 
 
