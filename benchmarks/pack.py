@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import tempfile
@@ -40,13 +41,15 @@ kernels:
 
 def packed(folder: Path, cache: Path, form: str, *options: str) -> dict[str, float]:
     """Pack in one form, several times, and return what it took."""
-    whole, inside = [], []
+    whole, inside, cpu = [], [], []
     for _ in range(RUNS):
         target = folder / "out"
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), os.times()
         command = ["pack", folder / "m.yaml", "--format", form, "-o", target, "--json", *options]
         answer = json.loads(_machine.tcache(*command, cache=cache))
         whole.append(time.perf_counter() - begin)
+        after = os.times()
+        cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
         inside.append(answer["seconds"])
         if answer["entries"] != ENTRIES:
             raise SystemExit(f"{answer['entries']} entries, expected {ENTRIES}")
@@ -55,6 +58,7 @@ def packed(folder: Path, cache: Path, form: str, *options: str) -> dict[str, flo
     return {
         "seconds": round(seconds, 2),
         "seconds_without_imports": round(statistics.median(inside), 2),
+        "cpu_seconds": round(statistics.median(cpu), 2),  # what another load on the machine does not change much
         "bytes": answer["bytes"],
         "mb_per_s": round(answer["bytes"] / 1e6 / seconds, 1),
     }

@@ -183,7 +183,7 @@ def unpack_tar(file: IO[bytes], target: Path, limits: Limits, *, what: str, pref
                 else:
                     raise BundleError(f"{what}: member {info.name!r} is neither a file nor a directory")
             assert archive.fileobj is not None
-            archive.fileobj.seek(archive.offset)  # type: ignore[attr-defined]  # where the next header would be
+            archive.fileobj.seek(archive.offset)  # where the next header would be
             if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise BundleError(f"{what}: damaged archive: it has no end", "copy or pack it again")
     except (tarfile.TarError, EOFError, zlib.error, OverflowError, ValueError) as error:

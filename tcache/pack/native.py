@@ -80,7 +80,16 @@ def native_members(
     for helper in contents.helpers.built:
         members += [Member(f"{name}/{helper.file}", helper.data) for name in names_of.get(helper.source.digest, [])]
     records, notes = _records(contents)
+    if not driver_dirs and any(len(names) > _PLATFORMS for names in names_of.values()):
+        notes = (_DRIVER_NOTE, *notes)
     return sorted([*members, *records], key=lambda member: member.path), notes
+
+
+_PLATFORMS = 2  # with and without the `file` program
+_DRIVER_NOTE = (
+    "this Triton names native helpers after the folders of Triton and of libcuda.so.1: install it at the same path in "
+    "the service, and set TRITON_LIBCUDA_PATH there to the folder given with --libcuda-dir"
+)
 
 
 def _records(contents: Contents) -> tuple[list[Member], tuple[str, ...]]:
