@@ -26,7 +26,7 @@ from tcache.layout import BUNDLE_LABEL, Image, Layer, is_layout, read_layout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Limits", "opened", "unpack_tar", "unpack_zip"]
+__all__ = ["Limits", "opened", "opened_image", "unpack_tar", "unpack_zip"]
 
 _MARK = "bundle.json"
 
@@ -56,24 +56,53 @@ def opened(path: Path, limits: Limits = Limits()) -> Iterator[Path]:
         BundleError: it is none of these, is damaged, or an archive's member is not what a bundle may have.
     """
     with contextlib.ExitStack() as stack:
-        if path.is_dir():
-            yield _from_layout(path, stack, limits, str(path)) if is_layout(path) else path
-            return
-        kind = _kind(path)
-        if kind is None:
-            yield path  # a file or nothing: opening it as a bundle says so
-            return
-        folder = _scratch(stack)
-        if kind == "zip":
-            unpack_zip(path, folder, limits)
-            yield _from_wheel(path, folder)
-            return
         try:
-            with path.open("rb") as file:
-                unpack_tar(file, folder, limits, what=str(path))
+            found = _bundle(path, stack, limits)
         except OSError as error:
-            raise BundleError(f"{path}: cannot be read: {error.strerror or error}") from error
-        yield _from_layout(folder, stack, limits, str(path)) if is_layout(folder) else folder
+            raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", _SPACE) from error
+        yield found
+
+
+_SPACE = "free some space where TMPDIR is, or set it to another place"
+
+
+def _bundle(path: Path, stack: contextlib.ExitStack, limits: Limits) -> Path:
+    if path.is_dir():
+        return _from_layout(path, stack, limits, str(path)) if is_layout(path) else path
+    kind = _kind(path)
+    if kind is None:
+        return path  # a file or nothing: opening it as a bundle says so
+    folder = _scratch(stack)
+    if kind == "zip":
+        unpack_zip(path, folder, limits)
+        return _from_wheel(path, folder)
+    with path.open("rb") as file:
+        unpack_tar(file, folder, limits, what=str(path))
+    return _from_layout(folder, stack, limits, str(path)) if is_layout(folder) else folder
+
+
+@contextlib.contextmanager
+def opened_image(path: Path, limits: Limits = Limits()) -> Iterator[Image]:
+    """Give an image inside the block, every blob of it checked.
+
+    Args:
+        path: an image layout, or a tar archive of one.
+        limits: what an archive may unpack to.
+
+    Raises:
+        BundleError: it is neither, or is damaged.
+    """
+    with contextlib.ExitStack() as stack:
+        root = path
+        if not path.is_dir() and _kind(path) == "tar":
+            root = _scratch(stack)
+            try:
+                with path.open("rb") as file:
+                    unpack_tar(file, root, limits, what=str(path))
+            except OSError as error:
+                raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", _SPACE) from error
+        image = _named(root, str(path))
+        yield image
 
 
 def _scratch(stack: contextlib.ExitStack) -> Path:
@@ -212,8 +241,6 @@ def unpack_zip(path: Path, target: Path, limits: Limits = Limits()) -> None:
                     raise BundleError(f"{path}: member {info.filename!r} is neither a file nor a directory")
     except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, OverflowError, ValueError) as error:
         raise BundleError(f"{path}: damaged archive: {_line(error)}", "copy or pack it again") from error
-    except OSError as error:
-        raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}") from error
 
 
 class _Box:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from pathlib import Path
@@ -122,7 +123,7 @@ def command(
         _check(output, form, options)
     selection = select(manifests, gpus, target, store, cache_dir)
     resolved, untuned = selection.resolve("error")
-    report_untuned(untuned)
+    report_untuned(untuned, "run `tcache tune` on the GPU: only winners are packed")
     if dry_run:
         _show(plan(resolved, selection.stores, kinds), as_json=as_json)
         return
@@ -230,7 +231,7 @@ def _pack(
 
 
 def _write(contents: Contents, form: str, output: Path, options: dict[str, Any]) -> Packed:
-    from tcache.layout import read_layout
+    from tcache.archives import opened_image
     from tcache.pack import write_directory, write_native, write_oci, write_wheel
 
     force, mount, drivers = options["force"], options["mount_path"], options["libcuda_dirs"]
@@ -239,10 +240,10 @@ def _write(contents: Contents, form: str, output: Path, options: dict[str, Any])
     if form == "native":
         return write_native(contents, output, mount, drivers, force=force)
     if form == "oci":
-        base = read_layout(options["base"]) if options["base"] else None
-        return write_oci(
-            contents, output, mount_path=mount, driver_dirs=drivers, base=base, tag=options["tag"], force=force
-        )
+        with contextlib.ExitStack() as stack:
+            base = stack.enter_context(opened_image(options["base"])) if options["base"] else None
+            tag = options["tag"]
+            return write_oci(contents, output, mount_path=mount, driver_dirs=drivers, base=base, tag=tag, force=force)
     return write_directory(contents, output, force=force)
 
 

@@ -11,7 +11,7 @@ from tcache._triton.cache import cache_directory
 from tcache.compile import entry_present
 from tcache.errors import BundleError
 from tcache.keys.shape import ShapeKey
-from tcache.pack._cubin import cubin_problem, strip_debug
+from tcache.pack._cubin import cubin_problem, strip_debug, with_name
 from tcache.store import Record
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _relocatable(path: Path, *, keep_debug: bool) -> bytes:
         metadata["extern_libs"] = [[name, Path(library).name] for name, library in libraries]
         return json.dumps(metadata, separators=(",", ":")).encode()
     if path.suffix == ".cubin" and not keep_debug:
-        return strip_debug(data)
+        return with_name(strip_debug(data), path.parent.name)
     return data
 
 

@@ -43,7 +43,7 @@ def packed(project, tmp_path_factory):
         pack(out / "image.tar", "--format", "oci"),
         pack(out / "mounted", "--format", "oci", "--mount-path", "/root/.triton/cache", "--tag", "v2"),
         pack(out / "native", "--format", "native", "--mount-path", "/root/.triton/cache"),
-        pack(out / "onbase", "--format", "oci", "--base", out / "image", "--include-ir", "ptx"),
+        pack(out / "onbase", "--format", "oci", "--base", out / "image.tar", "--include-ir", "ptx"),
     )
     return out, [json.loads(answer.ok()) for answer in answers]
 
