@@ -177,23 +177,37 @@ def lookup_names(
         kernels, hip_library: as for :func:`helper_sources`.
         driver_dirs: directories in which the service may have ``libcuda.so.1``.
     """
+    kernels, dirs = list(kernels), list(driver_dirs)
+    found: dict[str, set[str]] = {}
+    for linkage in ("ELF", ""):
+        sample: dict[str, set[str]] = {}
+        for directory in dirs[:2]:
+            _ask_by_name(kernels[:1], sample, linkage, directory, hip_library)
+        # up to 3.7 the directory is no part of the name: one answers for all
+        needed = dirs if any(len(names) > 1 for names in sample.values()) else dirs[:1]
+        for directory in needed:
+            _ask_by_name(kernels, found, linkage, directory, hip_library)
+    return {digest: sorted(names) for digest, names in found.items()}
+
+
+def _ask_by_name(
+    kernels: list[Any], found: dict[str, set[str]], linkage: str, directory: str, hip_library: str | None
+) -> None:
+    """Add the names of these kernels' helpers on a machine with that linkage and driver directory."""
     from triton.runtime import build as upstream
 
-    kernels = list(kernels)
-    found: dict[str, set[str]] = {}
+    def seen(helper: HelperSource, name: str) -> None:
+        found.setdefault(helper.digest, set()).add(name)
+
     before = upstream.platform_key
+    upstream.platform_key = lambda: f"{platform.machine()},{platform.system()},64bit,{linkage}"
+    _forget_driver_dirs()
     try:
-        for linkage in ("ELF", ""):
-            place = f"{platform.machine()},{platform.system()},64bit,{linkage}"
-            upstream.platform_key = lambda place=place: place
-            for directory in driver_dirs:
-                _forget_driver_dirs()
-                with _collecting(lambda helper, name: found.setdefault(helper.digest, set()).add(name), directory):
-                    _ask(kernels, hip_library)
+        with _collecting(seen, directory):
+            _ask(kernels, hip_library)
     finally:
         upstream.platform_key = before
         _forget_driver_dirs()
-    return {digest: sorted(names) for digest, names in found.items()}
 
 
 def _forget_driver_dirs() -> None:

@@ -63,9 +63,10 @@ class _Lazy(click.Group):
 
 def _refuse(error: TcacheError) -> None:
     """Print one message and one tip, and exit with the error's code. With --json, as JSON on standard output."""
-    if "--json" in sys.argv[1:] or os.environ.get("TCACHE_JSON", "") not in ("", "0"):
-        click.echo(json.dumps({"version": 1, "error": error.message, "hint": error.hint}))
     details = getattr(error, "details", ())
+    if "--json" in sys.argv[1:] or os.environ.get("TCACHE_JSON", "") not in ("", "0"):
+        more = {"details": list(details)} if details else {}
+        click.echo(json.dumps({"version": 1, "error": error.message, "hint": error.hint, **more}))
     click.echo("\n".join([f"error: {error.message}", *(f"  {line}" for line in details)]), err=True)
     if error.hint:
         click.echo(f"hint: {error.hint}", err=True)

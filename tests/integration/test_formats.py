@@ -357,6 +357,7 @@ def test_what_is_missing_is_listed_or_compiled(packed, out):
     assert len([line for line in refused.stderr.splitlines() if line.startswith("  kernels:")]) == 3
     assert "hint: run: tcache warmup shapes/m.yaml --cache-dir " in refused.stderr
     assert refused.stderr.endswith(", or pass --warmup\n")
+    assert len(json.loads(refused.stdout)["details"]) == 3
     assert not (out / "missing").exists()
     assert json.loads(packed["warmup"].ok())["entries"] == 3
 
