@@ -178,11 +178,12 @@ def lookup_names(
         driver_dirs: directories in which the service may have ``libcuda.so.1``.
     """
     kernels, dirs = list(kernels), list(driver_dirs)
+    one_of_each = list({kernel.metadata.target.backend: kernel for kernel in kernels}.values())
     found: dict[str, set[str]] = {}
     for linkage in ("ELF", ""):
         sample: dict[str, set[str]] = {}
         for directory in dirs[:2]:
-            _ask_by_name(kernels[:1], sample, linkage, directory, hip_library)
+            _ask_by_name(one_of_each, sample, linkage, directory, hip_library)
         # up to 3.7 the directory is no part of the name: one answers for all
         needed = dirs if any(len(names) > 1 for names in sample.values()) else dirs[:1]
         for directory in needed:
