@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import stat
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
@@ -215,8 +215,11 @@ def unpack_tar(file: IO[bytes], target: Path, limits: Limits, *, what: str, pref
             archive.fileobj.seek(archive.offset)  # where the next header would be
             if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise BundleError(f"{what}: damaged archive: it has no end", "copy or pack it again")
-    except (tarfile.TarError, EOFError, zlib.error, OverflowError, ValueError) as error:
-        raise BundleError(f"{what}: damaged archive: {_line(error)}", "copy or pack it again") from error
+    except Exception as error:
+        judged = _judged(error, what)
+        if judged is error:
+            raise
+        raise judged from error
 
 
 def unpack_zip(path: Path, target: Path, limits: Limits = Limits()) -> None:
@@ -239,8 +242,11 @@ def unpack_zip(path: Path, target: Path, limits: Limits = Limits()) -> None:
                         box.file(info.filename, source, info.file_size)
                 else:
                     raise BundleError(f"{path}: member {info.filename!r} is neither a file nor a directory")
-    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, OverflowError, ValueError) as error:
-        raise BundleError(f"{path}: damaged archive: {_line(error)}", "copy or pack it again") from error
+    except Exception as error:
+        judged = _judged(error, str(path))
+        if judged is error:
+            raise
+        raise judged from error
 
 
 class _Box:
@@ -295,5 +301,12 @@ def _inside(name: str, what: str) -> str:
     return name
 
 
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
+
+
+def _judged(error: Exception, what: str) -> Exception:
+    """Return what an exception met while unpacking means: the standard library's parsers raise whatever comes."""
+    if isinstance(error, BundleError) or (isinstance(error, OSError) and error.errno in _OURS):
+        return error
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return BundleError(f"{what}: damaged archive: {line[:200]}", "copy or pack it again")

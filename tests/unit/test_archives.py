@@ -3,9 +3,14 @@ of the target directory."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import io
+import json
 import tarfile
 import zipfile
+from random import Random
 
 import pytest
 
@@ -163,3 +168,86 @@ def test_a_zip_that_is_no_wheel(tmp_path):
         archive.writestr("p-1.dist-info/RECORD", "p/bundle.json,sha256=AAAA,2\n")
     with pytest.raises(BundleError, match=r"bundle.json is not what RECORD says"), opened(path):
         pass
+
+
+def a_wheel():
+    record = []
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in (("p/bundle.json", b"{}" * 40), ("p/entries/A/k.cubin", bytes(range(256)))):
+            archive.writestr(name, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            record.append(f"{name},sha256={digest},{len(data)}\n")
+        archive.writestr("p-1.dist-info/RECORD", "".join([*record, "p-1.dist-info/RECORD,,\n"]))
+    return buffer.getvalue()
+
+
+def an_image(tmp_path):
+    layer = tar_of("opt/b/bundle.json", "opt/b/entries/A/k.cubin", data=bytes(range(256)))
+    packed = gzip.compress(layer, mtime=0)
+    files = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}'}
+
+    def blob(data, kind):
+        digest = hashlib.sha256(data).hexdigest()
+        files[f"blobs/sha256/{digest}"] = data
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
+
+    config = {
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+        "config": {"Labels": {"io.tcache.bundle": "/opt/b"}},
+    }
+    manifest = {
+        "config": blob(json.dumps(config).encode(), "config.v1+json"),
+        "layers": [blob(packed, "layer.v1.tar+gzip")],
+    }
+    files["index.json"] = json.dumps({"manifests": [blob(json.dumps(manifest).encode(), "manifest.v1+json")]}).encode()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["wheel", "image"])
+def test_no_mutation_does_more_than_be_refused(tmp_path, kind):
+    """Bytes flipped, cut, doubled or inserted: a refusal, or exactly the files that were packed."""
+    whole = a_wheel() if kind == "wheel" else an_image(tmp_path)
+    path = tmp_path / "x.any"
+    path.write_bytes(whole)
+    with opened(path) as root:
+        good = {file.relative_to(root).as_posix(): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+    assert set(good) == {"bundle.json", "entries/A/k.cubin"}
+    random = Random(5)
+    refusals = others = 0
+    for _ in range(1500):
+        data = bytearray(whole)
+        for _ in range(random.randint(1, 3)):
+            at = random.randrange(len(data))
+            match random.randrange(4):
+                case 0:
+                    data[at] = random.randrange(256)
+                case 1:
+                    del data[at : at + random.randint(1, 600)]
+                case 2:
+                    data[at:at] = data[at : at + random.randint(1, 600)]
+                case 3:
+                    data[at : at + 4] = random.choice([b"\xff\xff\xff\xff", b"../a", b"\0\0\0\0", b"9999"])
+            if not data:
+                data = bytearray(b"P")
+        path.write_bytes(data)
+        try:
+            with opened(path, Limits(bytes=10_000_000)) as root:
+                if root == path:
+                    refusals += 1  # no archive any more: opening it as a bundle says so
+                    continue
+                found = {name: (root / name).read_bytes() for name in good if (root / name).is_file()}
+                # the bundle's own digests judge what is missing; nothing may be another file
+                assert all(found[name] == good[name] for name in found), "another file"
+                others += 1
+        except BundleError as error:
+            refusals += "\n" not in error.message
+    assert refusals > 500
+    assert refusals + others == 1500
+    assert {file.name for file in tmp_path.iterdir()} == {"x.any"}
