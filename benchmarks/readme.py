@@ -24,6 +24,7 @@ def figures() -> str:
     tuning, races, spread = (
         json.loads((RESULTS / f"{name}.json").read_text()) for name in ("tuning", "races", "two_gpus")
     )
+    store = json.loads((RESULTS / "store.json").read_text())
     race, kill, seconds = races["race"], races["kill"], tuning["median_seconds"]
     machine, small = launch["machine"], cpu["machine"]
     return f"""\
@@ -57,10 +58,14 @@ Triton's own listener; [bundle_on_gpu.json](benchmarks/results/bundle_on_gpu.jso
 | launches of the quickstart manifest that hit in `tcache verify` | {chain["hits"]} of {chain["launches"]} |
 | bundle, of the cache that tuning the same manifest leaves | {cpu["packed_of_tuning_cache"]:.2%} ({chain["packed_bytes"] / 1e3:.0f} kB of {warmup["tuning_cache_bytes"] / 1e6:.1f} MB) |
 | compiling {warmup["entries"]} entries two at a time against one at a time | {warmup["speedup"]:.2f}× ({warmup["speedup_of_the_whole_command"]:.2f}× with imports and replay) |
+| store of {store["entries"]:,} entries over {store["kernels"]} kernels: a kernel's first lookup in a process | {store["first_lookup_ms"]:.1f} ms |
+| each further shape of the kernel, once | {store["first_lookup_of_a_further_shape_us"]:.0f} µs |
+| a shape looked up before | {store["later_lookup_us"]:.1f} µs |
 | `tcache --help`, whole process | {start["help_ms"]:.0f} ms |
 | `import tcache` | {start["import_adds_ms"]:.1f} ms |
 
-Python {small["python"]}, torch {small["torch"]}, Triton {small["triton"]}; [cpu.json](benchmarks/results/cpu.json)."""
+Python {small["python"]}, torch {small["torch"]}, Triton {small["triton"]}; [cpu.json](benchmarks/results/cpu.json), \
+[store.json](benchmarks/results/store.json)."""
 
 
 def rendered(text: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib
+import logging
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.kernels import Autotuner as UpstreamAutotuner
-from tcache._triton.kernels import Heuristics
+from tcache._triton.kernels import JITFunction, KernelInterface
 from tcache.autotuner import Autotuner
 from tcache.errors import KernelError
 
@@ -18,12 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["adopt"]
 
+_log = logging.getLogger("tcache")
+
 
 def adopt(what: Any) -> list[str]:
     """Make stock autotuned kernels look up and store their winners as ``tcache.autotune`` does.
 
     The kernel objects stay the same objects, so every reference to them, in whatever module, is served. Triton itself
-    is not patched, and kernels that are not named here are not touched.
+    is not patched, and kernels that are not named here are not touched. A library's own subclass of ``Autotuner`` stays
+    in place below: the store is asked first, and the subclass launches what it finds in its cache. One that keeps its
+    winners elsewhere cannot be served; it is left as it is, with a warning that names it.
 
     Args:
         what: a kernel, a module (with its loaded submodules), a dotted name such as ``fla.ops``, or a pattern over
@@ -33,22 +39,45 @@ def adopt(what: Any) -> list[str]:
         The kernels adopted, as ``module:function``, sorted; those adopted before are listed again.
 
     Raises:
-        KernelError: nothing autotuned was found.
+        KernelError: nothing autotuned was found, or nothing of it can be adopted.
     """
     found: dict[int, Any] = {id(kernel): kernel for kernel in _candidates(what)}
-    names = []
+    names, refused = [], []
     for kernel in found.values():
-        if type(kernel) is UpstreamAutotuner:
-            kernel.__class__ = Autotuner  # a subclass without state of its own: the object keeps everything it has
-            kernel.cache_results = False  # upstream's records, which know no GPU name, are not consulted any more
-        if isinstance(kernel, Autotuner):
+        reason = None if isinstance(kernel, Autotuner) else _take(kernel)
+        if reason is None:
             names.append(_name(kernel))
+        else:
+            refused.append(f"{_name(kernel)}: {reason}")
     if not names:
         raise KernelError(
-            f"nothing to adopt in {what!r}: found no kernel decorated with triton.autotune",
+            f"nothing to adopt in {what!r}: " + (refused or ["found no kernel decorated with triton.autotune"])[0],
             "give a kernel, a module, or a pattern over module:function of modules that are imported",
         )
+    for text in refused:
+        _log.warning("tcache: not adopted: %s", text)
     return sorted(set(names))
+
+
+def _take(kernel: Any) -> str | None:
+    """Make an autotuner one of tcache's; return the reason if that cannot be."""
+    kind: Any = type(kernel)
+    if type(kernel.cache) is not dict:
+        return f"{kind.__module__}.{kind.__qualname__} keeps its winners in a cache of its own"
+    try:
+        kernel.__class__ = _served(kind)  # adds no state of its own: the object keeps everything it has
+    except TypeError as error:
+        return f"{kind.__module__}.{kind.__qualname__}: {error}"
+    kernel.cache_results = False  # upstream's records, which know no GPU name, are not consulted any more
+    return None
+
+
+@functools.cache
+def _served(kind: Any) -> Any:
+    """Return the class that puts a store before an autotuner of class ``kind``."""
+    if kind is UpstreamAutotuner:
+        return Autotuner
+    return type(kind.__name__, (Autotuner, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def _name(kernel: Any) -> str:
@@ -71,12 +100,12 @@ def _candidates(what: Any) -> Iterator[Any]:
 
 
 def _unwrapped(value: Any) -> Iterator[Any]:
-    """Yield the autotuner a value is, or has below heuristics.
+    """Yield the autotuner a value is, or has below heuristics or a library's own wrapper.
 
     By ``type`` and not by ``isinstance``, which asks the value: lazy objects in modules would load or warn.
     """
-    while issubclass(type(value), Heuristics):
-        value = value.fn
+    while issubclass(type(value), KernelInterface) and not issubclass(type(value), (UpstreamAutotuner, JITFunction)):
+        value = getattr(value, "fn", None)
     if issubclass(type(value), UpstreamAutotuner):
         yield value
 

@@ -7,15 +7,17 @@ own ``run`` does the rest. So a hit launches through exactly the code, and exact
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import release
+from tcache._triton.announce import SINGLE_IS_BENCHMARKED, announce
 from tcache._triton.kernels import Autotuner as UpstreamAutotuner
-from tcache._triton.kernels import Config, OutOfResources, PTXASError, interpreting
+from tcache._triton.kernels import Config, OutOfResources, PTXASError, interpreting, is_nested
 from tcache.active import active
 from tcache.counters import count
 from tcache.decide import Best
-from tcache.errors import UnsupportedValue
+from tcache.errors import NothingLeft, UnsupportedValue
 from tcache.explain import explain_config
 from tcache.keys.bucket import make_bucket
 from tcache.keys.config import config_key
@@ -23,10 +25,11 @@ from tcache.lookup import Lookup, current_gpu, kernel_of, lookup, named_argument
 from tcache.tuning import tune
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from tcache.active import Active
     from tcache.keys.shape import ShapeKey
+    from tcache.tuning import Tuned
 
 __all__ = ["ON_UNTUNED", "Autotuner", "autotune", "expand"]
 
@@ -63,7 +66,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
                 + [str(value.dtype) for value in named.values() if hasattr(value, "dtype")]
             )
             if key not in self.cache:
-                configs = self._select(args, kwargs)
+                configs = self._select(key, args, kwargs)
                 self._tell(configs)
                 for config in configs[:-1]:  # nearest shapes' winners: one that does not fit falls to the next
                     self.cache[key] = config
@@ -73,54 +76,98 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
                         del self.cache[key]
                 if configs:
                     self.cache[key] = configs[-1]
+                    result = super().run(*args, **kwargs)
+                    if self.best_config is not configs[-1]:  # an adopted subclass with a will of its own
+                        kind = f"{type(self).__module__}.{type(self).__name__}"
+                        active().notice(f"tcache: {kind} overrules the store for {kernel_of(self).ref}")
+                    return result
         return super().run(*args, **kwargs)
 
-    def _select(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _select(self, upstream_key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the configs to try for a launch seen for the first time; none leaves it to upstream."""
-        launch = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
         self.nargs = dict(zip(self.arg_names, args, strict=False))
+        self._shape = None
         if interpreting():
-            return list(self.prune_configs(launch)[:1])  # nothing to measure: kernels run as Python
+            return self._pruned(kwargs)[:1]  # nothing to measure: kernels run as Python
+        if is_nested(self):
+            return []
         settings = active()
         gpu = current_gpu()
-        by_key = {config_key(config): config for config in self.configs}
         kernel = kernel_of(self)
         try:
-            found = lookup(self, args, launch, gpu, settings.stores, retune=settings.retune, since=settings.since)
+            found = lookup(self, args, kwargs, gpu, settings.stores, retune=settings.retune, since=settings.since)
         except UnsupportedValue as error:
-            if settings.mode == "frozen":
+            action = self._untuned(settings)
+            if action == "error":
                 raise
-            settings.notice(f"tcache: {kernel.ref} is tuned in memory only: {error.message}")
-            return []
+            if action == "tune":
+                settings.notice(f"tcache: {kernel.ref} is tuned in memory only: {error.message}")
+                return []
+            count("default")
+            settings.notice(f"tcache: {kernel.ref} uses the first config: {error.message}")
+            return self._pruned(kwargs)[:1]
         self._shape = found.shape
         if isinstance(found.verdict, Best):
-            count("hits")
-            if found.verdict.aged:
-                count("aged")
-                settings.notice(
-                    f"tcache: {kernel.ref} was tuned under Triton {found.verdict.aged}, runs under {release}"
-                )
-            return [by_key[found.verdict.config]]
+            config = found.configs[found.verdict.config]
+            self._hit(found.verdict, settings)
+            self.configs_timings = {
+                known: found.timings[key].quantiles for key, known in found.configs.items() if key in found.timings
+            }
+            announce(self, upstream_key, config, None)
+            return [config]
         if found.verdict.reason.startswith("stale"):
             count("stale")
-        action = self._untuned(settings)
-        what = f"tcache: {kernel.ref} [{found.shape}] has no winner on {gpu.name} ({found.verdict.reason})"
+        action, pruned = self._untuned(settings), self._pruned(kwargs)
+        if len(pruned) == 1 and not (action == "tune" and SINGLE_IS_BENCHMARKED):
+            return pruned  # nothing to choose, so nothing to tune
         if action == "tune":
-            winner = tune(self, found.shape, gpu, args, kwargs, settings)
-            config = by_key[winner]
-            # as upstream between benchmarking and the launch: what accumulates starts from zero
-            self.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
-            return [config]
+            tuned = tune(self, found.shape, gpu, args, kwargs, settings, pruned)
+            return [self._tuned(upstream_key, tuned, pruned, kwargs)]
         if action == "error":
             raise self._miss(found, gpu.name, settings)
-        default = self.prune_configs(launch)[0]
-        if action == "nearest" and found.near:
+        what = f"tcache: {kernel.ref} [{found.shape}] has no winner on {gpu.name} ({found.verdict.reason})"
+        near = [(shape, found.configs[key]) for shape, key in found.near if found.configs[key] in pruned]
+        if action == "nearest" and near:
             count("nearest")
-            settings.notice(f"{what}: uses [{found.near[0][0]}]'s config")
-            return [*dict.fromkeys(by_key[key] for _, key in found.near), default]
+            settings.notice(f"{what}: uses [{near[0][0]}]'s config")
+            return [*dict.fromkeys(config for _, config in near), pruned[0]]
         count("default")
         settings.notice(f"{what}: uses the first config")
-        return [default]
+        return pruned[:1]
+
+    def _hit(self, verdict: Best, settings: Active) -> None:
+        count("hits")
+        if verdict.aged:
+            count("aged")
+            settings.notice(
+                f"tcache: {kernel_of(self).ref} was tuned under Triton {verdict.aged}, runs under {release}"
+            )
+
+    def _tuned(self, upstream_key: tuple[Any, ...], tuned: Tuned, pruned: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Do what upstream does between benchmarking and the launch, and return the winner."""
+        by_key = {config_key(config): config for config in [*self.configs, *pruned]}
+        config = by_key[tuned.config]
+        if tuned.seconds is not None:  # else another process did it, and nothing here was touched
+            self.bench_time = tuned.seconds
+            # what accumulates starts from zero
+            self.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
+        self.configs_timings = {by_key[key]: times for key, times in tuned.times.items()}
+        announce(self, upstream_key, config, tuned.seconds)
+        return config
+
+    def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
+        """Return the configs that pruning leaves for a launch.
+
+        Raises:
+            NothingLeft: none; up to Triton 3.8 a fractional ``top_k`` can do that.
+        """
+        pruned = list(self.prune_configs(kwargs))
+        if not pruned:
+            raise NothingLeft(
+                f"{kernel_of(self).ref}: pruning left no config of {len(self.configs)}",
+                f"top_k={self.configs_top_k} rounds down to none: use a larger fraction, or a number of configs",
+            )
+        return pruned
 
     def _tell(self, configs: list[Any]) -> None:
         """Tell whoever listens, see :class:`tcache.active.Active`."""
@@ -234,9 +281,9 @@ def autotune(
         make_bucket(spec)
         if name not in key:
             raise ValueError(f"buckets: {name!r} is not in key={key}")
-    if where is not None and isinstance(configs, list):
+    if where is not None and not isinstance(configs, Mapping):
         raise ValueError("where: goes with a compact config space, not with a list of configs")
-    listed = configs if isinstance(configs, list) or configs is None else expand(configs, where)
+    listed = expand(configs, where) if isinstance(configs, Mapping) else configs
 
     def decorator(fn: Any) -> Autotuner:
         tuner = Autotuner(
@@ -253,8 +300,8 @@ def autotune(
             rep=rep,
             use_cuda_graph=use_cuda_graph,
             do_bench=do_bench,
-            cache_results=False,
         )
+        tuner.cache_results = False  # upstream's records know no GPU name: they are not consulted, whoever asks
         if buckets:
             tuner.buckets = dict(buckets)
         tuner.on_untuned = on_untuned

@@ -150,7 +150,11 @@ class Bundle:
             self.targets: list[str] = [str(target) for target in data["targets"]]
             self.gpus: list[dict[str, Any]] = [_gpu_row(row) for row in data["gpus"]]
             self.manifests: list[dict[str, Any]] = [
-                {"file": _inside(row["file"]), "path": row["path"] and _inside(row["path"])}
+                {
+                    "file": _inside(row["file"]),
+                    "path": row["path"] and _inside(row["path"]),
+                    "part": bool(row.get("part")),
+                }
                 for row in data["manifests"]
             ]
             self.notes: list[str] = [str(note) for note in data.get("notes", [])]

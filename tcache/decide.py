@@ -59,11 +59,13 @@ def decide(
         return Missing("never tuned", wanted)
     if entry.source != source:
         return Missing("stale: the kernel's source changed since it was tuned", wanted)
-    live = set(wanted)
-    timed = {key: timing.median for key, timing in entry.timings.items() if timing.median is not None and key in live}
-    best = min(timed, key=lambda key: (timed[key], key)) if timed else None
-    if entry.config in timed and entry.config in entry.tied and best in entry.tied:
-        best = entry.config  # chosen among configs that the benchmark could not tell apart
+    known = {key: entry.timings[key] for key in wanted if key in entry.timings}
+    timed = {key: timing.quantiles for key, timing in known.items() if timing.median is not None}
+    best = min(timed, key=lambda key: timed[key]) if timed else None  # of equals the first listed, as upstream
+    if entry.config in timed and best is not None:
+        tied = entry.config in entry.tied and best in entry.tied
+        if tied or timed[entry.config] == timed[best]:
+            best = entry.config  # chosen among configs that the benchmark could not tell apart
     aged = entry.triton if entry.triton != triton else None
     if entry.space == space_identity(configs) and best is not None:
         return Best(best, aged)

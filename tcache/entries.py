@@ -36,6 +36,13 @@ class Timing:
     failed: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def quantiles(self) -> list[float]:
+        """``[median, p20, p80]`` as Triton's benchmarks answer, infinite for a config that failed."""
+        if self.median is None:
+            return [float("inf")] * 3
+        return [self.median if value is None else value for value in (self.median, self.p20, self.p80)]
+
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Timing:
         times: dict[str, Any] = {name: data.get(f"{name}_ms") for name in ("median", "p20", "p80")}

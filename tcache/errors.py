@@ -9,6 +9,7 @@ __all__ = [
     "KernelError",
     "ManifestError",
     "MissingEntries",
+    "NothingLeft",
     "OutputError",
     "StoreError",
     "TcacheError",
@@ -61,6 +62,10 @@ class ManifestError(TcacheError):
 
 class KernelError(TcacheError):
     """A kernel reference that does not lead to a kernel, or a wrapper that cannot be replayed."""
+
+
+class NothingLeft(TcacheError, ValueError):
+    """Pruning left no config of an autotuner; a ``ValueError`` too, which is what Triton's autotuner ends in."""
 
 
 class UnknownGPU(TcacheError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import release
@@ -18,7 +18,9 @@ from tcache.keys.source import source_identity
 from tcache.store import Kernel
 
 if TYPE_CHECKING:
-    from tcache.store import Store
+    from collections.abc import Mapping
+
+    from tcache.store import Store, Timing
 
 __all__ = ["Lookup", "current_gpu", "kernel_of", "lookup", "named_arguments", "shape_of", "source_of"]
 
@@ -31,11 +33,15 @@ class Lookup:
         shape: its shape key.
         verdict: the winner, or why there is none.
         near: tuned shapes and their winners' config keys, nearest first, when there is no winner.
+        configs: config key -> config: the decorator's, and those that its pruning function made.
+        timings: config key -> what benchmarking it gave, when there is a winner.
     """
 
     shape: ShapeKey
     verdict: Best | Missing
     near: tuple[tuple[ShapeKey, str], ...] = ()
+    configs: Mapping[str, Any] = field(default_factory=dict)
+    timings: Mapping[str, Timing] = field(default_factory=dict)
 
 
 def current_gpu() -> GPU:
@@ -99,7 +105,7 @@ def lookup(
     Args:
         autotuner: an ``Autotuner`` of tcache or of upstream.
         args: positional arguments of the launch.
-        kwargs: keyword arguments of the launch, without ``grid``.
+        kwargs: keyword arguments of the launch; pruning is shown all of them, as upstream shows it ``grid``.
         gpu: on which GPU it would run.
         stores: where to look, in order.
         retune: ``aged`` or ``all``: entries tuned before ``since`` that are to be treated as missing.
@@ -112,7 +118,8 @@ def lookup(
     """
     shape = shape_of(autotuner, named_arguments(autotuner, args, kwargs))
     kernel, source = kernel_of(autotuner), source_of(autotuner)
-    keys = [config_key(config) for config in autotuner.configs]
+    configs = {config_key(config): config for config in autotuner.configs}
+    keys = list(configs)
     first: Missing | None = None
     for store in stores:
         entry = store.get(gpu, kernel, shape, source, fresh=fresh)
@@ -125,17 +132,19 @@ def lookup(
         verdict = decide(entry, keys, None, source, release)
         if isinstance(verdict, Missing) and entry is not None and verdict.untried:
             autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
-            pruned = [config_key(config) for config in autotuner.prune_configs(kwargs)]
-            verdict = decide(entry, keys, pruned, source, release)
-        if isinstance(verdict, Best):
-            return Lookup(shape, verdict)
+            pruned = {config_key(config): config for config in autotuner.prune_configs(kwargs)}
+            configs |= pruned
+            verdict = decide(entry, keys, list(pruned), source, release)
+        if entry is not None and isinstance(verdict, Best):
+            return Lookup(shape, verdict, configs=configs, timings=entry.timings)
+        assert isinstance(verdict, Missing)  # without an entry there is no winner
         if first is None or (first.reason == "never tuned" and verdict.reason != "never tuned"):
             first = verdict
     missing = first if first is not None else Missing("never tuned", tuple(keys))
     near = _near(shape, gpu, kernel, source, keys, stores)
     if missing.best is not None:
         near = ((shape, missing.best), *near)
-    return Lookup(shape, missing, near)
+    return Lookup(shape, missing, near, configs)
 
 
 def _near(

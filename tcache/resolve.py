@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tcache._triton.driver import stub
 from tcache._triton.kernels import through_decorators
 from tcache._triton.probe import Compilation, compilation_of
 from tcache.decide import Best
@@ -13,7 +12,7 @@ from tcache.errors import ManifestError, TcacheError
 from tcache.explain import facts_of
 from tcache.keys.config import config_key, space_identity
 from tcache.lookup import kernel_of, lookup, named_arguments
-from tcache.replay import launches
+from tcache.replay import launches, machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,7 +88,7 @@ def resolve(
     """Resolve every launch of every case for one GPU, under the stub driver.
 
     Args:
-        cases: manifest cases.
+        cases: manifest cases; those for other GPUs are passed over.
         gpu: for which GPU.
         stores: where the best configs are.
         untuned: one of :data:`UNTUNED`.
@@ -102,9 +101,9 @@ def resolve(
     """
     done: list[Resolved] = []
     open_: list[Unresolved] = []
-    with stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()):
+    with machine(gpu):
         for case in cases:
-            for launch in launches(case):
+            for launch in launches(case) if case.runs_on(gpu.name) else []:
                 _resolve_launch(launch, gpu, stores, untuned, done, open_)
     return done, open_
 
@@ -121,10 +120,10 @@ def _resolve_launch(
     def choose(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         nonlocal shape, notice, tuned, space, tuning
         tuning = (autotuner, args, dict(kwargs))
-        by_key = {config_key(config): config for config in autotuner.configs}
-        space = space_identity(by_key)
+        space = space_identity(config_key(config) for config in autotuner.configs)
         named = named_arguments(autotuner, args, kwargs)
-        absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in named]
+        known = {*named, *(name for config in autotuner.configs for name in config.all_kwargs())}
+        absent = [name for name in autotuner.keys if name in autotuner.arg_names and name not in known]
         if absent:
             raise ManifestError(launch.where, f"{launch.ref} needs its key argument {', '.join(absent)}")
         found = lookup(autotuner, args, kwargs, gpu, stores)
@@ -135,14 +134,18 @@ def _resolve_launch(
         if isinstance(found.verdict, Best):
             tuned = kernel_of(autotuner)
             notice = f"tuned under Triton {found.verdict.aged}" if found.verdict.aged else None
-            return [by_key[found.verdict.config]]
-        if untuned == "nearest" and found.near:
-            notice = f"untuned: config of [{found.near[0][0]}]"
-            return [by_key[found.near[0][1]]]
+            return [found.configs[found.verdict.config]]
+        autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
+        pruned = autotuner.prune_configs(kwargs)
+        if len(pruned) == 1:  # nothing to choose, so nothing to tune
+            return list(pruned)
+        near = [(other, found.configs[key]) for other, key in found.near if found.configs[key] in pruned]
+        if untuned == "nearest" and near:
+            notice = f"untuned: config of [{near[0][0]}]"
+            return [near[0][1]]
         if untuned in ("nearest", "default"):
             notice = "untuned: first config"
-            autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
-            return [autotuner.prune_configs(kwargs)[0]]
+            return [pruned[0]]
         kernel = kernel_of(autotuner).ref
         open_.append(Unresolved(gpu, kernel, shape, found.verdict.reason, launch.where, launch.ref))
         return []

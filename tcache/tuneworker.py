@@ -43,14 +43,17 @@ def main() -> None:
         answer({"error": error.message, "hint": error.hint})
         return
     answer({"ready": True, "gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()})
+    from tcache.lookup import current_gpu
     from tcache.replay import run_case
 
+    name = current_gpu().name
     for line in sys.stdin:
         number = json.loads(line)["case"]
         seen.clear()
         begin = time.perf_counter()
         try:
-            run_case(cases[number])
+            if cases[number].runs_on(name):
+                run_case(cases[number])
         except Faulted as error:
             answer({"case": number, "faulted": error.message})
             os._exit(error.exit_code)  # the context is beyond use, also for tearing it down

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import release
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from tcache.keys.gpu import GPU
     from tcache.keys.shape import ShapeKey
 
-__all__ = ["Faulted", "tune"]
+__all__ = ["Faulted", "Tuned", "tune"]
 
 
 _FAILURES = ("OutOfMemoryError", "CompilationError")  # torch's and Triton's own: facts about one config
@@ -41,8 +42,31 @@ class Faulted(TcacheError):
     exit_code = 75
 
 
-def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Active) -> str:
-    """Benchmark the configs that the store does not know for a shape, store every result, return the winner's key.
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning a shape gave.
+
+    Attributes:
+        config: the winner's key.
+        times: config key -> what its benchmark answered, ``[inf, inf, inf]`` for a config that failed.
+        seconds: how long benchmarking took; None when another process did it.
+    """
+
+    config: str
+    times: dict[str, Any]
+    seconds: float | None
+
+
+def tune(
+    tuner: Any,
+    shape: ShapeKey,
+    gpu: GPU,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Active,
+    candidates: list[Any],
+) -> Tuned:
+    """Benchmark the configs that the store does not know for a shape, store every result, return the winner.
 
     Of N processes that call this at once for one shape, one benchmarks; the others wait and use its result.
 
@@ -52,21 +76,22 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
         gpu: the GPU it runs on.
         args, kwargs: the launch's arguments, ``grid`` included.
         settings: mode, stores and what to tune again.
+        candidates: the configs that pruning left.
 
     Raises:
         Faulted: a config faulted the GPU.
         TcacheError: every config failed.
         StoreError: the store cannot be written.
     """
-    launch = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
-    pruned = {config_key(config): config for config in tuner.prune_configs(launch)}
+    begin = time.time()
+    pruned = {config_key(config): config for config in candidates}
     store, kernel = settings.writable, kernel_of(tuner)
     if store is None:
         settings.notice("tcache: no writable store: results are kept in memory only; set TCACHE_STORE")
         count("tuned")
         race = _Race(tuner, args, kwargs, None)
         race.run(pruned)
-        return race.winner(pruned, {}, f"{kernel.ref} [{shape}]")[0]
+        return race.outcome(pruned, {}, f"{kernel.ref} [{shape}]", begin)
     source = source_of(tuner)
     try:
         lock = store.tuning_lock(gpu, kernel, str(shape))
@@ -75,13 +100,14 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
         if settings.named:
             raise
         settings.notice(f"tcache: {error.message}")
-        return tune(tuner, shape, gpu, args, kwargs, replace(settings, writable=None))
+        return tune(tuner, shape, gpu, args, kwargs, replace(settings, writable=None), candidates)
     with contextlib.ExitStack() as held:
         held.push(lock)
-        found = lookup(tuner, args, launch, gpu, (store,), retune=settings.retune, since=settings.since, fresh=True)
+        found = lookup(tuner, args, kwargs, gpu, (store,), retune=settings.retune, since=settings.since, fresh=True)
         if isinstance(found.verdict, Best):  # another process tuned it while this one waited
             count("waited")
-            return found.verdict.config
+            times = {key: found.timings[key].quantiles for key in pruned if key in found.timings}
+            return Tuned(found.verdict.config, times, None)
         count("tuned")
         journal = Journal(store.journal(gpu, kernel, str(shape)), source)
         entry = store.get(gpu, kernel, shape, source)
@@ -105,7 +131,7 @@ def tune(tuner: Any, shape: ShapeKey, gpu: GPU, args: tuple[Any, ...], kwargs: d
                 done = Entry(shape, best, timings, source, space, made_by, now, tied)
                 store.update(gpu, kernel, shape, done.keeping, buckets=getattr(tuner, "buckets", None))
                 journal.close()
-    return race.winner(pruned, timings, f"{kernel.ref} [{shape}]")[0]
+    return race.outcome(pruned, timings, f"{kernel.ref} [{shape}]", begin)
 
 
 def _unsettled(timings: dict[str, Timing]) -> set[str]:
@@ -116,11 +142,12 @@ def _unsettled(timings: dict[str, Timing]) -> set[str]:
 
 
 def _best(timings: dict[str, Timing], race: _Race, pruned: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
-    timed = {key: timing.median for key, timing in timings.items() if timing.median is not None}
+    listed = {key: timings[key] for key in [*pruned, *timings] if key in timings}
+    timed = {key: timing.quantiles for key, timing in listed.items() if timing.median is not None}
     if not timed:
         return None, ()
     live = {key: value for key, value in timed.items() if key in pruned} or timed
-    best = min(live, key=lambda key: (live[key], key))
+    best = min(live, key=lambda key: live[key])  # of equals the first listed, as upstream
     close = race.close_to_best()
     if best in close and len(close) > 1:
         return race.smallest(close), tuple(close)
@@ -140,6 +167,7 @@ class _Race:
         self._samples: dict[str, list[float]] = {}
         self._failed: dict[str, Timing] = {}
         self._given: dict[str, Timing] = {}
+        self._answers: dict[str, Any] = {}
         self._compilations: dict[str, Compilation] = {}
         self._sampler: Sampler | None = None
 
@@ -168,15 +196,12 @@ class _Race:
     def _compile_ahead(self, configs: dict[str, Any]) -> None:
         """Compile in child processes what the Triton cache lacks; a compiler that dies there fails its config only."""
         jobs = _jobs()
-        launch = {name: value for name, value in self._kwargs.items() if name not in ("grid", "warmup")}
         for key, config in configs.items():
-            bound = {**launch, **config.all_kwargs()}
-            if config.pre_hook is not None:  # it may change what is bound
-                config.pre_hook({**self._tuner.nargs, **bound})
-            for function, inner, _ in through_decorators(
-                self._tuner.fn, self._args, bound, lambda t, *_: t.configs[:1]
-            ):
-                self._compilations[key] = compilation_of(function, self._args, inner)
+            # what upstream refuses or cannot bind is left to it: it says so when it benchmarks the config
+            if self._kwargs.keys() & config.kwargs.keys():
+                return
+            with contextlib.suppress(Exception):
+                self._bind(key, config)
         todo = {key: made for key, made in self._compilations.items() if not entry_present(made.entry, made.name)}
         if not jobs or len(todo) < 2:
             return
@@ -192,6 +217,15 @@ class _Race:
                 load_handles(todo[names[result.number]])
 
         compile_all(list(todo.values()), jobs, done, timeout=600)
+
+    def _bind(self, key: str, config: Any) -> None:
+        """Note the compilation that a config leads to; its own hook and heuristics see what they see at a launch."""
+        bound = {**self._kwargs, **config.all_kwargs()}
+        if config.pre_hook is not None:  # it may change what is bound
+            config.pre_hook({**self._tuner.nargs, **bound})
+        for function, inner, _ in through_decorators(self._tuner.fn, self._args, bound, lambda t, *_: t.configs[:1]):
+            launch = {name: value for name, value in inner.items() if name not in ("grid", "warmup")}
+            self._compilations[key] = compilation_of(function, self._args, launch)
 
     def _fail(self, key: str, reason: str) -> None:
         self._samples.pop(key, None)
@@ -233,10 +267,10 @@ class _Race:
             self._fail(key, one_line(problem))
         elif own is not None:
             times = [float(found)] if isinstance(found, (int, float)) else [float(value) for value in found]
-            finite = all(0 < value < float("inf") for value in times)
+            finite = all(0 <= value < float("inf") for value in times)
             median, p20, p80 = (times * 3)[:3] if len(times) < 3 else times[:3]
             timing = Timing(median, p20, p80) if finite else Timing(failed=f"the benchmark returned {times}")
-            self._given[key] = timing
+            self._given[key], self._answers[key] = timing, found
             if self._journal is not None:
                 self._journal.result(key, timing)
         elif self._journal is not None:
@@ -272,15 +306,16 @@ class _Race:
 
         return min(keys, key=cost)
 
-    def winner(self, pruned: dict[str, Any], known: dict[str, Timing], what: str) -> tuple[str, tuple[str, ...]]:
-        """Return the winner's key among the configs of this launch.
+    def outcome(self, pruned: dict[str, Any], known: dict[str, Timing], what: str, begin: float) -> Tuned:
+        """Return the winner among the configs of this launch.
 
         Raises:
             TcacheError: none of them ran.
         """
         timings = {**known, **self.timings()}
-        best, tied = _best({key: timings[key] for key in pruned if key in timings}, self, pruned)
+        best, _ = _best({key: timings[key] for key in pruned if key in timings}, self, pruned)
         if best is None:
             reasons = "; ".join(f"[{key}] {timings[key].failed}" for key in list(pruned)[:3] if key in timings)
             raise TcacheError(f"{what}: every config failed: {reasons}", "add a config that fits, then tune again")
-        return best, tied
+        times = {key: self._answers.get(key, timings[key].quantiles) for key in pruned if key in timings}
+        return Tuned(best, times, time.time() - begin)

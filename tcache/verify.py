@@ -107,7 +107,8 @@ def _packed_manifests(bundle: Bundle, root: Path) -> list[Path]:
                 f"{root / relative}: changed after packing",
                 "pack again, or give the manifest as a further argument to verify against the new one",
             )
-        found.append(root / relative)
+        if not row["part"]:
+            found.append(root / relative)
     return found
 
 
@@ -163,11 +164,10 @@ def child() -> None:
 
 def _replay(request: dict[str, Any]) -> Report:
     from tcache._triton.cache import compile_events
-    from tcache._triton.driver import stub
     from tcache.active import active
     from tcache.keys.gpu import GPU
     from tcache.manifest import load_manifest
-    from tcache.replay import launches
+    from tcache.replay import launches, machine
 
     gpu = GPU(**request["gpu"])
     report = Report()
@@ -180,11 +180,11 @@ def _replay(request: dict[str, Any]) -> Report:
     entries: set[str] = set()
     compiled: list[str] = []
     with (
-        stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()),
+        machine(gpu),
         compile_events(lambda name, hit: None if hit else compiled.append(name)),
     ):
         for manifest in request["manifests"]:
-            for case in load_manifest(Path(manifest)).cases():
+            for case in load_manifest(Path(manifest)).cases(gpu.name):
                 for launch in launches(case):
                     report.launches += 1
                     why = _launch(launch, settings.bundles[0], entries)

@@ -71,7 +71,7 @@ class StubDriver(DriverBase):  # type: ignore[misc]  # upstream is untyped
 
     def get_device_capability(self, _device: int | None = None) -> tuple[int, int]:
         arch = self.target.arch
-        return divmod(arch, 10) if isinstance(arch, int) else (0, 0)
+        return divmod(arch, 10) if isinstance(arch, int) else (int(arch[3:-2], 16), int(arch[-2], 16))
 
     def get_active_torch_device(self) -> Any:
         import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
@@ -21,8 +22,10 @@ __all__ = [
     "KernelInterface",
     "OutOfResources",
     "PTXASError",
+    "defaults_of",
     "interpreting",
     "is_kernel",
+    "is_nested",
     "jit_of",
     "outermost_launches",
     "through_decorators",
@@ -44,6 +47,14 @@ def jit_of(kernel: Any) -> Any:
     while isinstance(kernel, (Autotuner, Heuristics)):
         kernel = kernel.fn
     return kernel
+
+
+def is_nested(autotuner: Any) -> bool:
+    """Return whether there is another autotuner below this one, whose launches Triton refuses (``num_warps`` twice)."""
+    kernel = autotuner.fn
+    while isinstance(kernel, Heuristics):
+        kernel = kernel.fn
+    return isinstance(kernel, Autotuner)
 
 
 def through_decorators(
@@ -83,6 +94,13 @@ def through_decorators(
         yield from through_decorators(kernel.fn, args, bound, choose)
     else:
         yield kernel, kwargs, None
+
+
+def defaults_of(kernel: Any) -> dict[str, Any]:
+    """Return the numbers that a kernel's signature gives parameters a launch leaves out; empty for no kernel."""
+    function = getattr(jit_of(kernel), "fn", None)
+    parameters = inspect.signature(function).parameters if function is not None else {}
+    return {name: each.default for name, each in parameters.items() if isinstance(each.default, (int, float))}
 
 
 class outermost_launches:  # noqa: N801 - reads as a context manager

@@ -6,10 +6,24 @@ __all__ = ["MockDType", "MockTensor"]
 
 
 class MockDType:
-    """Answers like a ``torch.dtype`` of that name as far as Triton's binder looks: its ``str``."""
+    """Answers like a ``torch.dtype`` of that name as far as Triton's binder and descriptors look: its ``str``, its size
+    in bytes, and whether it is a float's.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    @property
+    def itemsize(self) -> int:
+        return (
+            1
+            if self.name == "bool" or self.name.startswith("float8")
+            else int(self.name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+        )
+
+    @property
+    def is_floating_point(self) -> bool:
+        return "float" in self.name
 
     def __str__(self) -> str:
         return f"torch.{self.name}"

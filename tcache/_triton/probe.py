@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from triton import knobs
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler import compiler as _compiler
+from triton.runtime import _async_compile
 from triton.runtime.cache import CacheManager
 from triton.runtime.driver import driver as _driver
 
@@ -145,6 +146,7 @@ def compilation_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     compile_before = function.compile
     hook_before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, None
     function.compile = asked
+    asynchronous = _async_compile.active_mode.set(None)  # under AsyncCompileMode a thread of its pool would be asked
     # A kernel compiled before is answered from JITFunction's own cache: look past it.
     caches = function.device_caches[_driver.active.get_current_device()]
     known = dict(caches[0])
@@ -156,6 +158,7 @@ def compilation_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     else:
         raise AssertionError("JITFunction.run did not compile")
     finally:
+        _async_compile.active_mode.reset(asynchronous)
         caches[0].update(known)
         function.compile = compile_before
         knobs.runtime.jit_cache_hook = hook_before

@@ -21,6 +21,8 @@ _COMMANDS = {
     "resolve": "Print the entry of every launch, present or not; compiles nothing.",
     "pack": "Copy what a manifest references into a bundle, and nothing else.",
     "diff": "Show what changed between two bundles.",
+    "manifest": "Check shape manifests, and print their JSON Schema for editors.",
+    "gpus": "Print the GPUs known by name, with target, sizes and sources.",
     "verify": "Prove in a fresh, frozen process that every launch of a bundle hits.",
 }
 

@@ -158,7 +158,7 @@ def select(
     known = {name: gpu for one in stores for name, gpu in one.gpus().items()}
     chosen = []
     for manifest in loaded:
-        names = list(gpus) or manifest.model.gpus
+        names = list(gpus) or manifest.gpus
         if not names:
             raise UsageError(
                 f"{manifest.path}: no GPU named, neither by --gpu nor by the manifest",
@@ -169,7 +169,7 @@ def select(
         except UnknownGPU as error:
             if gpus:
                 raise
-            raise ManifestError(manifest.where("gpus"), error.message, error.hint) from error
+            raise ManifestError(manifest.gpus_where, error.message, error.hint) from error
     if cache_dir is not None:
         from tcache._triton.cache import set_cache_directory
 

@@ -36,7 +36,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False, emoji=False)
     drawn = Table(
         title=title or None, title_justify="left", box=box.SIMPLE if console.is_terminal else None, pad_edge=False
     )

@@ -6,6 +6,8 @@ spaces, or a bare word for things JSON has no word for: ``torch.bfloat16``, ``tl
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import json
 import math
 import operator
@@ -49,18 +51,32 @@ def normalise(value: Any) -> Any:
     kind = type(value)
     if kind.__name__ == "constexpr" and hasattr(value, "value"):
         return normalise(value.value)
-    if kind.__name__ in ("dtype", "MockDType") and str(value).startswith("torch."):
-        return Word(str(value))
-    if kind.__module__.startswith("triton.language") and hasattr(value, "name"):
-        return Word(f"tl.{value.name}")
-    if hasattr(value, "__index__") and not hasattr(value, "data_ptr"):
-        return operator.index(value)
-    if hasattr(value, "__module__") and hasattr(value, "__qualname__") and not hasattr(value, "data_ptr"):
-        return Word(f"@{value.__module__}.{value.__qualname__}")
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return normalise(value.item())
+    word = _word(value, kind)
+    if word is not None:
+        return Word(word)
+    if hasattr(kind, "__index__") and not hasattr(value, "data_ptr"):
+        with contextlib.suppress(TypeError):  # an array has it, and refuses
+            return operator.index(value)
     raise UnsupportedValue(
         f"a value of type {kind.__module__}.{kind.__qualname__} cannot be part of a persistent key",
         "use integers, floats, booleans, strings, None, dtypes or tuples of them",
     )
+
+
+def _word(value: Any, kind: Any) -> str | None:
+    """Return the bare word for a dtype, an enum's member, or a function or class; None for anything else."""
+    if kind.__name__ in ("dtype", "MockDType", "layout", "memory_format") and str(value).startswith("torch."):
+        return str(value)
+    if kind.__module__.startswith("triton.language") and hasattr(value, "name"):
+        return f"tl.{value.name}"
+    if isinstance(value, enum.Enum):
+        return f"@{kind.__module__}.{kind.__qualname__}.{value.name}"
+    name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
+    if name and module and "<lambda>" not in name and not hasattr(value, "data_ptr"):  # lambdas share a name
+        return f"@{module}.{name}"
+    return None
 
 
 def encode_value(value: Any) -> str:

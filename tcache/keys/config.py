@@ -36,12 +36,18 @@ def config_key(config: Any) -> str:
     return encode_groups([sorted(config.kwargs.items()), options])
 
 
+_HOOKS: dict[int, tuple[Any, str]] = {}
+"""Hooks described before: what they count or collect while they are called must not change their description."""
+
+
 def _hook_text(hook: Any) -> str:
-    name = getattr(hook, "__qualname__", type(hook).__qualname__)
+    name = str(getattr(hook, "__qualname__", type(hook).__qualname__))
     if isinstance(hook, types.FunctionType) and "<" not in name:
-        return str(name)
-    payload = json.dumps(_hook_parts(hook, 0), sort_keys=True)
-    return f"{name}#{sha256_bytes(payload.encode())[:8]}"
+        return name
+    if id(hook) not in _HOOKS:
+        payload = json.dumps(_hook_parts(hook, 0), sort_keys=True)
+        _HOOKS[id(hook)] = hook, f"{name}#{sha256_bytes(payload.encode())[:8]}"  # kept alive: the id stays its own
+    return _HOOKS[id(hook)][1]
 
 
 def _hook_parts(value: Any, depth: int) -> Any:
@@ -54,8 +60,10 @@ def _hook_parts(value: Any, depth: int) -> Any:
     def each(items: Iterable[Any]) -> list[Any]:
         return [_hook_parts(item, depth + 1) for item in items]
 
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tuple):
         return each(value)
+    if isinstance(value, (list, set, bytearray)):
+        return type(value).__qualname__  # what is in it may be what hooks collected
     if isinstance(value, dict):
         return {str(name): _hook_parts(item, depth + 1) for name, item in value.items()}
     if isinstance(value, functools.partial):

@@ -6,13 +6,13 @@ import difflib
 import functools
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from typing import Any
 
 from tcache.errors import UnknownGPU, UsageError
 
-__all__ = ["GPU", "Target", "catalogue", "find_gpu"]
+__all__ = ["GPU", "Hardware", "Target", "catalogue", "find_gpu"]
 
 
 @dataclass(frozen=True)
@@ -67,30 +67,89 @@ class GPU:
         return Target(self.backend, self.arch, self.warp_size)
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """What ``torch.cuda.get_device_capability`` answers: (9, 0) for cuda:90, (9, 4) for gfx942."""
+        if isinstance(self.arch, int):
+            return divmod(self.arch, 10)
+        return int(self.arch[3:-2], 16), int(self.arch[-2], 16)
+
+    @property
+    def torch_arch(self) -> str:
+        """The target as ``torch.cuda.get_arch_list`` spells it: ``sm_90``, ``gfx942``."""
+        return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
+
+    @property
+    def hardware(self) -> Hardware:
+        """What else the catalogue knows; every field is None for a GPU outside it."""
+        return _hardware().get(self.name, Hardware())
+
+    @property
     def slug(self) -> str:
         """The store's directory name: ``nvidia-h200``."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "gpu"
 
     def identity(self) -> dict[str, Any]:
         """The fields that identify the GPU in a store file's head."""
-        fields = asdict(self)
-        del fields["max_shared_mem"]
-        return fields
+        named = asdict(self)
+        del named["max_shared_mem"]
+        return named
 
     def properties(self) -> dict[str, int]:
-        """What ``driver.utils.get_device_properties`` would answer, in Triton's names and units."""
-        return {
+        """What ``driver.utils.get_device_properties`` would answer, in Triton's names and units; clocks in kHz."""
+        facts = self.hardware
+        known = {
             "max_shared_mem": self.max_shared_mem,
             "multiprocessor_count": self.multiprocessors,
             "warpSize": self.warp_size,
+            "max_num_regs": 65536 if self.backend == "cuda" else None,  # of every architecture since Maxwell
+            "mem_clock_rate": facts.memory_clock and facts.memory_clock * 1000,
+            "mem_bus_width": facts.bus_width,
+            "sm_clock_rate": facts.clock and facts.clock * 1000,
         }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Facts of a GPU model that are no part of its identity; None where no source states them.
+
+    Attributes:
+        memory: bytes that the driver reports, else the nominal size.
+        bandwidth: peak memory bandwidth in GB/s.
+        l2_cache: L2 cache in bytes, as the driver reports it (on AMD: of one XCD).
+        bus_width: memory bus in bits.
+        memory_clock, clock: in MHz, of the memory and the highest of the multiprocessors.
+        threads_per_multiprocessor: most threads resident on one multiprocessor.
+        sources: documents that state these and the identity's figures.
+    """
+
+    memory: int | None = None
+    bandwidth: float | None = None
+    l2_cache: int | None = None
+    bus_width: int | None = None
+    memory_clock: int | None = None
+    clock: int | None = None
+    threads_per_multiprocessor: int | None = None
+    sources: tuple[str, ...] = ()
+
+
+@functools.cache
+def _rows() -> list[dict[str, Any]]:
+    data = json.loads(resources.files("tcache.keys").joinpath("gpus.json").read_text("utf-8"))
+    return [{**row, "sources": tuple(data["sources"][key] for key in row["sources"])} for row in data["gpus"]]
 
 
 @functools.cache
 def catalogue() -> dict[str, GPU]:
     """Return the GPUs known by name, from ``gpus.json`` (sources are cited there)."""
-    data = json.loads(resources.files("tcache.keys").joinpath("gpus.json").read_text("utf-8"))
-    return {row["name"]: GPU(**row) for row in data["gpus"]}
+    names = [field.name for field in fields(GPU)]
+    return {row["name"]: GPU(**{name: row[name] for name in names}) for row in _rows()}
+
+
+@functools.cache
+def _hardware() -> dict[str, Hardware]:
+    names = [field.name for field in fields(Hardware)]
+    return {row["name"]: Hardware(**{name: row[name] for name in names if name in row}) for row in _rows()}
 
 
 def find_gpu(name: str, target: Target | None = None, known: dict[str, GPU] | None = None) -> GPU:

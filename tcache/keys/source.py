@@ -10,10 +10,13 @@ from __future__ import annotations
 import ast
 import builtins
 import enum
+import functools
 import inspect
 import json
 import textwrap
 import types
+import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from tcache._fs import sha256_bytes
@@ -54,17 +57,13 @@ def _visit(function: Any, seen: dict[int, str], found: dict[str, Any]) -> str:
         return seen[id(function)]
     python = function.fn if isinstance(function, JITCallable) else function
     label = seen[id(function)] = f"{len(seen)} {python.__qualname__}"
-    if function is python:  # a plain function, which constexpr functions may call
-        try:
-            tree: ast.AST = ast.parse(textwrap.dedent(inspect.getsource(python)))
-        except (OSError, TypeError, SyntaxError):
-            plain = [value for value in python.__code__.co_consts if isinstance(value, (bool, int, float, str))]
-            found[label] = {"code": python.__code__.co_code.hex(), "constants": plain}
-            return label
-    else:
-        tree = ast.parse(str(function.src))  # what Triton compiles: from `def` on, dedented, without decorators
+    text = _text(function, python)
+    if text is None:
+        plain = [value for value in python.__code__.co_consts if isinstance(value, (bool, int, float, str))]
+        found[label] = {"code": python.__code__.co_code.hex(), "constants": plain}
+        return label
     found[label] = description = {
-        "body": sha256_bytes(json.dumps(_canonical(tree), separators=(",", ":")).encode()),
+        "body": text.body,
         "noinline": bool(getattr(function, "noinline", False)),
         "unspecialized": sorted(map(str, getattr(function, "do_not_specialize", None) or [])),
         "unaligned": sorted(map(str, getattr(function, "do_not_specialize_on_alignment", None) or [])),
@@ -74,7 +73,7 @@ def _visit(function: Any, seen: dict[int, str], found: dict[str, Any]) -> str:
         if parameter.default is not inspect.Parameter.empty:
             reads[f"default {name}"] = _describe(parameter.default, seen, found, ())
     scope = {**vars(builtins), **python.__globals__, **inspect.getclosurevars(python).nonlocals}
-    for path in _loaded_names(tree):
+    for path in text.names:
         value = _resolve(path, scope)
         if value is not _NOTHING:
             reads[".".join(path)] = _describe(value, seen, found, ())
@@ -82,26 +81,70 @@ def _visit(function: Any, seen: dict[int, str], found: dict[str, Any]) -> str:
     return label
 
 
+@dataclass(frozen=True)
+class _Text:
+    """What the text of a function says by itself.
+
+    Attributes:
+        version: what it was made from: the text of a jit function, the code object of a plain one.
+        body: digest of its syntax tree.
+        names: names and dotted names it reads.
+    """
+
+    version: Any
+    body: str
+    names: list[tuple[str, ...]]
+
+
+_texts: weakref.WeakKeyDictionary[Any, _Text] = weakref.WeakKeyDictionary()
+"""Parsing is most of the work, and a function meets a new shape more often than a new text."""
+
+
+def _text(function: Any, python: Any) -> _Text | None:
+    """Return a function's text; None for a plain function without readable source."""
+    version = python.__code__ if function is python else str(function.src)
+    known = _texts.get(python)
+    if known is not None and known.version == version:
+        return known
+    if function is python:  # a plain function, which constexpr functions may call
+        try:
+            tree: ast.AST = ast.parse(textwrap.dedent(inspect.getsource(python)))
+        except (OSError, TypeError, SyntaxError):
+            return None
+    else:
+        tree = ast.parse(version)  # what Triton compiles: from `def` on, dedented, without decorators
+    body = sha256_bytes(json.dumps(_canonical(tree), separators=(",", ":")).encode())
+    found = _texts[python] = _Text(version, body, _loaded_names(tree))
+    return found
+
+
 def _canonical(node: Any) -> Any:
     """Return a syntax tree as nested lists that are the same on every Python that parses it the same.
 
     ``ast.dump`` is no such form: it shows fields that newer versions add, empty or not.
     """
+    if isinstance(node, ast.Constant):
+        return ["Constant", ["value", [type(node.value).__name__, str(node.value)]]]
     if isinstance(node, ast.AST):
-        fields = {name: value for name, value in ast.iter_fields(node) if name not in _SILENT}
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node, clean=False) is not None:
-            fields["body"] = fields["body"][1:]
-        if isinstance(node, ast.JoinedStr):  # 3.12 adds empty constants to nested formats
-            fields["values"] = [
-                part for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")
-            ]
-        shown = [[name, _canonical(value)] for name, value in sorted(fields.items()) if value not in (None, [])]
-        if isinstance(node, ast.Constant):
-            shown = [["value", [type(node.value).__name__, str(node.value)]]]
-        return [type(node).__name__, *shown]
+        kind: Any = type(node)
+        shown: list[Any] = [kind.__name__]
+        for name in _fields(kind):
+            value: Any = getattr(node, name, None)
+            if name == "body" and isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                value = value[1:] if ast.get_docstring(node, clean=False) is not None else value
+            elif name == "values" and isinstance(node, ast.JoinedStr):  # 3.12 adds empty constants to nested formats
+                value = [part for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")]
+            if value is not None and value != []:
+                shown.append([name, _canonical(value)])
+        return shown
     if isinstance(node, list):
         return [_canonical(item) for item in node]
     return node
+
+
+@functools.cache
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in kind._fields if name not in _SILENT))
 
 
 _SILENT = ("ctx", "type_comment", "decorator_list", "kind")

@@ -1,30 +1,33 @@
-"""Reading a manifest: YAML with positions, so that every error names file, line and column."""
+"""A manifest with what it includes: read, checked and multiplied out."""
 
 from __future__ import annotations
 
-import difflib
-import itertools
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from pydantic import ValidationError
 
 from tcache.errors import ManifestError
-from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
-from tcache.manifest.model import DTYPES, CallItem, Constant, KernelItem, Manifest, Tensor
+from tcache.manifest.check import check_manifest
+from tcache.manifest.complaints import complaints, shown
+from tcache.manifest.expand import Row, ShapeSets, combinations, matches, rows_of
+from tcache.manifest.expr import ExpressionError
+from tcache.manifest.model import CallItem, KernelItem, LaunchesItem, Manifest
+from tcache.manifest.reading import Document, read_document
+from tcache.manifest.uses import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Case", "LoadedManifest", "load_manifest"]
+__all__ = ["Case", "LoadedManifest", "examine", "load_manifest"]
 
-LARGEST = 100_000
-"""Most cases one manifest may multiply out to."""
+MOST_FILES = 100
+"""Manifests that one may include, directly or through others."""
 
-Path_ = tuple[Any, ...]
+
+KINDS = ("call", "kernel", "launches")
+"""Keys that say what an item is."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +35,29 @@ class Case:
     """One case of one manifest item, multiplied out.
 
     Attributes:
-        item: the item it belongs to.
+        item: the item it belongs to; recorded launches are one case with an empty scope.
         scope: name -> value.
         where: ``file:line:column`` of the case in the manifest.
         folder: the manifest's directory, which kernel paths are relative to.
-        ref_where: ``file:line:column`` of the item's kernel or wrapper.
+        ref_where: ``file:line:column`` of the item's kernel, wrapper or file.
+        gpus: patterns of GPU names, one of each of which must match.
     """
 
-    item: CallItem | KernelItem
+    item: CallItem | KernelItem | LaunchesItem
     scope: dict[str, Any]
     where: str
     folder: Path
     ref_where: str = ""
+    gpus: tuple[tuple[str, ...], ...] = ()
 
     @property
     def ref(self) -> str:
-        return self.item.call if isinstance(self.item, CallItem) else self.item.kernel
+        """The ref as the manifest writes it; for recorded launches, their file."""
+        return str(next(getattr(self.item, kind) for kind in KINDS if hasattr(self.item, kind)))
+
+    def runs_on(self, gpu: str) -> bool:
+        """Return whether the case is for a GPU of that name."""
+        return matches(self.gpus, gpu)
 
     def __str__(self) -> str:
         return f"{self.ref} {' '.join(f'{name}={value}' for name, value in self.scope.items())}".strip()
@@ -57,219 +67,187 @@ class LoadedManifest:
     """A checked manifest and the positions of its parts.
 
     Args:
-        path: where it was read from.
+        document: its file.
         model: its content.
-        marks: position of every node, by path of keys and indices.
+        includes: the manifests it includes, each once, in order.
     """
 
-    def __init__(self, path: Path, model: Manifest, marks: dict[Path_, tuple[int, int]]) -> None:
-        self.path = path
+    def __init__(self, document: Document, model: Manifest, includes: list[LoadedManifest]) -> None:
+        self.document = document
         self.model = model
-        self._marks = marks
+        self.includes = includes
+        self.path = document.path
+        self.where = document.where
+        self.sets = ShapeSets({})
+        parts = {id(part): part for include in includes for part in include._everything}
+        self._everything: list[LoadedManifest] = [*parts.values(), self]
 
-    def where(self, *path: Any) -> str:
-        """Return ``file:line:column`` of the node at ``path``, or of the closest node around it."""
-        return _where(self.path, self._marks, path)
+    def everything(self) -> list[LoadedManifest]:
+        """Return this manifest and all it includes, directly or through others: each once, included ones first."""
+        return list(self._everything)
 
-    def cases(self) -> Iterator[Case]:
-        """Yield every case in the order of the file; lists multiply out, the last varying fastest."""
-        for number, item in enumerate(self.model.kernels):
-            ref = self.where("kernels", number, "call" if isinstance(item, CallItem) else "kernel")
-            for position, case in enumerate(item.cases):
-                choices = [value if isinstance(value, list) else [value] for value in case.values()]
-                where = self.where("kernels", number, "cases", position)
-                for values in itertools.product(*choices):
-                    yield Case(item, dict(zip(case, values, strict=True)), where, self.path.parent, ref)
+    def files(self) -> list[Path]:
+        """Every file the manifest consists of: manifests and recorded launches, itself last."""
+        found: dict[Path, None] = {}
+        for part in self.everything():
+            for item in part.model.kernels or []:
+                if isinstance(item, LaunchesItem):
+                    found[part.path.parent / item.launches] = None
+            found[part.path] = None
+        return list(found)
+
+    @property
+    def gpus(self) -> list[str]:
+        """The GPUs it names; where it names none, those of the manifests it includes."""
+        if self.model.gpus is not None:
+            return list(self.model.gpus)
+        return list(dict.fromkeys(name for include in self.includes for name in include.gpus))
+
+    @property
+    def gpus_where(self) -> str:
+        """``file:line:column`` of :attr:`gpus`."""
+        named = [part for part in reversed(self.everything()) if part.model.gpus is not None]
+        return (named[0] if named else self).where("gpus")
+
+    def rows(self, number: int) -> Iterator[tuple[int, Row]]:
+        """Yield the rows of an item with the positions of the cases they come from: shared names it has no use for
+        are left out, and what is equal then counts once.
+        """
+        item = (self.model.kernels or [])[number]
+        if isinstance(item, LaunchesItem):
+            return
+        used = names_of(item)
+        seen = set()
+        for position, case in enumerate(item.cases):
+            for row in rows_of(case, self.where("kernels", number, "cases", position), self.sets):
+                kept = row.keeping(used | names_of(*row.conditions))
+                key = (repr(sorted(kept.choices.items(), key=str)), kept.conditions, kept.gpus)
+                if case.shapes is None or key not in seen:
+                    seen.add(key)
+                    yield position, kept
+
+    def cases(self, gpu: str | None = None) -> Iterator[Case]:
+        """Yield every case in the order of the files, included ones first.
+
+        Args:
+            gpu: only those for a GPU of this name.
+
+        Raises:
+            ManifestError: a condition cannot be evaluated for one of the combinations.
+        """
+        for part in self.everything():
+            for case in part._own_cases():
+                if gpu is None or case.runs_on(gpu):
+                    yield case
+
+    def _own_cases(self) -> Iterator[Case]:
+        for number, item in enumerate(self.model.kernels or []):
+            at = ("kernels", number)
+            ref = self.where(*at, next(kind for kind in KINDS if hasattr(item, kind)))
+            folder = self.path.parent
+            gpus = (tuple(item.gpus),) if item.gpus else ()
+            if isinstance(item, LaunchesItem):
+                yield Case(item, {}, ref, folder, ref, gpus)
+                continue
+            conditions = tuple((text, self.where(*at, "where")) for text in item.where or [])
+            for _, row in self.rows(number):
+                try:
+                    for scope in combinations(row, conditions):
+                        yield Case(item, scope, row.where, folder, ref, gpus + row.gpus)
+                except ExpressionError as error:
+                    raise ManifestError(error.where or row.where, f"where: {error}") from error
+
+
+@dataclass
+class _Reader:
+    """One reading of a manifest with everything it includes.
+
+    Attributes:
+        problems: everything found wrong.
+        read: what was read, by resolved path; None for what could not be.
+        open: the chain of includes that is being read.
+    """
+
+    problems: list[ManifestError] = field(default_factory=list)
+    read: dict[Path, LoadedManifest | None] = field(default_factory=dict)
+    open: list[Path] = field(default_factory=list)
+
+    def manifest(self, path: Path, where: str | None = None) -> LoadedManifest | None:
+        """Read one file; ``where`` is the include it comes from."""
+        try:
+            own = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a NUL, before Python 3.13
+            problem = "a path cannot hold a NUL character" if "\0" in str(path) else str(error)
+            self.problems.append(ManifestError(where or f"{str(path)!a}", f"{str(path)!a}: cannot be read: {problem}"))
+            return None
+        if own in self.open:
+            chain = " -> ".join(each.name for each in [*self.open[self.open.index(own) :], own])
+            self.problems.append(ManifestError(where or str(path), f"manifests include each other: {chain}"))
+            return None
+        if own not in self.read:
+            if len(self.read) > MOST_FILES:
+                self.problems.append(
+                    ManifestError(where or str(path), f"more than {MOST_FILES} manifests are included")
+                )
+                return None
+            self.read[own] = None
+            self.open.append(own)
+            self.read[own] = self._file(path, where)
+            self.open.pop()
+        return self.read[own]
+
+    def _file(self, path: Path, where: str | None) -> LoadedManifest | None:
+        try:
+            document = read_document(path)
+        except ManifestError as error:
+            if where is not None and error.where == str(path):  # the file itself, not something in it
+                error = ManifestError(where, f"{path}: {error.problem}", "included paths are relative to the manifest")
+            self.problems.append(error)
+            return None
+        if not isinstance(document.data, dict):
+            empty = "the manifest is empty" if document.data is None else f"found {shown(document.data)}"
+            self.problems.append(
+                ManifestError(document.where(), f"{empty}: expected a mapping with 'version: 1' and 'kernels:'")
+            )
+            return None
+        try:
+            model = Manifest.model_validate(document.data)
+        except ValidationError as error:
+            self.problems += complaints(document, error)
+            return None
+        includes = [
+            self.manifest(path.parent / name, document.where("include", number))
+            for number, name in enumerate(model.include or [])
+        ]
+        if None in includes:
+            return None
+        found = LoadedManifest(document, model, [each for each in includes if each is not None])
+        self.problems += check_manifest(found)
+        return found
+
+
+def examine(path: Path) -> tuple[LoadedManifest | None, list[ManifestError]]:
+    """Read and check a manifest, and return it with everything that is wrong with it.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The manifest, None where it cannot be used at all, and the problems; it is sound if there are none.
+    """
+    reader = _Reader()
+    found = reader.manifest(path)
+    return found, reader.problems
 
 
 def load_manifest(path: Path) -> LoadedManifest:
     """Read and check a manifest.
 
     Raises:
-        ManifestError: it cannot be read, is no YAML, or breaks the model; the message has file, line and column.
+        ManifestError: it cannot be read, is no YAML, or breaks the model; the message has file, line and column. It is
+            the first problem; :func:`examine` returns all.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "expected UTF-8 text"
-        raise ManifestError(str(path), f"cannot be read: {reason}", "give the path of a shape manifest") from error
-    marks: dict[Path_, tuple[int, int]] = {}
-    data = _parse(path, text, marks)
-    if data is None:
-        raise ManifestError(f"{path}:1:1", "the manifest is empty: expected 'version: 1' and 'kernels:'")
-    try:
-        model = Manifest.model_validate(data)
-    except ValidationError as error:
-        raise _first(path, marks, error) from error
-    manifest = LoadedManifest(path, model, marks)
-    _check_size(manifest)
-    _check_items(manifest)
-    return manifest
-
-
-def _parse(path: Path, text: str, marks: dict[Path_, tuple[int, int]]) -> Any:
-    try:
-        loader = yaml.SafeLoader(text)
-    except yaml.YAMLError as error:  # characters that YAML does not allow
-        line = text[: getattr(error, "position", 0)].count("\n") + 1
-        raise ManifestError(f"{path}:{line}:1", f"not YAML: {getattr(error, 'reason', error)}") from error
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _mark(path, node, (), marks, set())
-        return loader.construct_document(node)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark is not None else f"{path}:1:1"
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ManifestError(where, f"not YAML: {problem}") from error
-    except (ValueError, RecursionError) as error:  # a date or number YAML cannot make, endless nesting
-        raise ManifestError(f"{path}:1:1", f"not YAML: {error}") from error
-    finally:
-        loader.dispose()
-
-
-def _mark(path: Path, node: yaml.Node, at: Path_, marks: dict[Path_, tuple[int, int]], open_: set[int]) -> None:
-    """Note the position of every node; refuse duplicate keys and aliases, which YAML would accept silently."""
-    where = (node.start_mark.line + 1, node.start_mark.column + 1)
-    if id(node) in open_:
-        raise ManifestError(f"{path}:{where[0]}:{where[1]}", "aliases (*name) are not supported: write the value out")
-    open_.add(id(node))
-    marks[at] = where
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            place = (key.start_mark.line + 1, key.start_mark.column + 1)
-            if not isinstance(key, yaml.ScalarNode):
-                raise ManifestError(f"{path}:{place[0]}:{place[1]}", "a key must be a plain name")
-            if (*at, key.value) in marks:
-                raise ManifestError(f"{path}:{place[0]}:{place[1]}", f"key {key.value!r} stands twice")
-            _mark(path, value, (*at, key.value), marks, open_)
-            marks[(*at, key.value, _KEY)] = place
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            _mark(path, value, (*at, index), marks, open_)
-
-
-_KEY = object()
-
-
-def _where(path: Path, marks: dict[Path_, tuple[int, int]], at: Path_) -> str:
-    while at not in marks and at:
-        at = at[:-1]
-    line, column = marks.get(at, (1, 1))
-    return f"{path}:{line}:{column}"
-
-
-def _first(path: Path, marks: dict[Path_, tuple[int, int]], error: ValidationError) -> ManifestError:
-    """Turn the first of pydantic's complaints into one line."""
-    every = error.errors()
-    # a misspelt key is both unknown and missing: the first says more
-    found = next((row for row in every if row["type"] == "extra_forbidden"), every[0])
-    # pydantic adds the names of union members to a path; they are no part of the document
-    at: Path_ = ()
-    for step in found["loc"]:
-        if (*at, step) in marks:
-            at = (*at, step)
-    last = found["loc"][-1] if found["loc"] else None
-    kind, context = found["type"], found.get("ctx", {})
-    hint = None
-    if kind == "extra_forbidden":
-        allowed = _allowed(found["loc"])
-        close = difflib.get_close_matches(str(last), allowed, n=1)
-        problem = f"unknown key {last!r}: expected one of {', '.join(allowed)}"
-        hint = f"did you mean {close[0]!r}?" if close else None
-        at = (*at, _KEY) if (*at, _KEY) in marks else at
-    elif kind == "missing":
-        problem = f"key {last!r} is missing"
-    elif kind == "too_short":
-        problem = f"{last or 'the manifest'} is empty: expected at least {context.get('min_length', 1)} item"
-    else:
-        shown = repr(found.get("input"))
-        message = found["msg"][0].lower() + found["msg"][1:]
-        if len(at) > 3 and at[2] == "cases" and kind.endswith("_type"):
-            message = "expected a number, a string, a boolean, null, or a list of these"
-        problem = f"{'.'.join(map(str, at)) or 'the manifest'}: {message}, found {shown[:60]}"
-    return ManifestError(_where(path, marks, at), problem, hint)
-
-
-def _allowed(loc: tuple[Any, ...]) -> list[str]:
-    models = {"<call>": CallItem, "<kernel>": KernelItem, "<tensor>": Tensor, "<constant>": Constant}
-    model: Any = Manifest
-    for step in loc[:-1]:
-        model = models.get(step, model)
-    return sorted(model.model_fields)
-
-
-def _check_size(manifest: LoadedManifest) -> None:
-    total = 0
-    for number, item in enumerate(manifest.model.kernels):
-        for position, case in enumerate(item.cases):
-            total += math.prod(len(value) if isinstance(value, list) else 1 for value in case.values())
-            if total > LARGEST:
-                where = manifest.where("kernels", number, "cases", position)
-                raise ManifestError(where, f"the manifest multiplies out to more than {LARGEST:,} cases", "split it up")
-
-
-def _check_items(manifest: LoadedManifest) -> None:
-    """Check every expression and dtype against the names of every case, without importing a kernel."""
-    for number, item in enumerate(manifest.model.kernels):
-        for position, case in enumerate(item.cases):
-            for name, value in case.items():
-                if value == []:
-                    where = manifest.where("kernels", number, "cases", position, name)
-                    raise ManifestError(where, f"{name} is an empty list: expected at least one value")
-            sample = {name: value[0] if isinstance(value, list) else value for name, value in case.items()}
-            _check_args(manifest, number, item, sample, case)
-
-
-def _check_args(
-    manifest: LoadedManifest, number: int, item: CallItem | KernelItem, sample: dict[str, Any], case: dict[str, Any]
-) -> None:
-    for name, argument in item.args.items():
-        at = ("kernels", number, "args", name)
-        if isinstance(argument, str):
-            _check_expression(manifest, at, argument, sample)
-        elif isinstance(argument, Tensor):
-            for index, size in enumerate(argument.shape):
-                _check_expression(manifest, (*at, "shape", index), size, sample)
-            for index, size in enumerate(argument.stride or []):
-                _check_expression(manifest, (*at, "stride", index), size, sample)
-            _check_expression(manifest, (*at, "offset"), argument.offset, sample)
-            if argument.stride is not None and len(argument.stride) != len(argument.shape):
-                raise ManifestError(
-                    manifest.where(*at, "stride"),
-                    f"{len(argument.stride)} strides for {len(argument.shape)} dimensions",
-                )
-            for dtype in _choices(argument.dtype, case):
-                if dtype not in DTYPES:
-                    raise _unknown_dtype(manifest.where(*at, "dtype"), dtype)
-    if isinstance(item, KernelItem):
-        for index, size in enumerate(item.grid):
-            try:
-                names(str(size))
-            except ExpressionError as error:
-                raise ManifestError(manifest.where("kernels", number, "grid", index), str(error)) from error
-
-
-def _choices(dtype: str, case: dict[str, Any]) -> list[Any]:
-    if dtype not in case:
-        return [dtype]
-    value = case[dtype]
-    return value if isinstance(value, list) else [value]
-
-
-def _unknown_dtype(where: str, dtype: Any) -> ManifestError:
-    close = difflib.get_close_matches(str(dtype), DTYPES, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else None
-    return ManifestError(where, f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}", hint)
-
-
-def _check_expression(manifest: LoadedManifest, at: Path_, text: str | int, sample: dict[str, Any]) -> None:
-    try:
-        for name in names(str(text)):
-            if name not in sample:
-                raise ExpressionError(unbound(name, sample))
-        evaluate(text, sample)
-    except ExpressionError as error:
-        raise ManifestError(manifest.where(*at), str(error)) from error
+    found, problems = examine(path)
+    if problems or found is None:
+        raise problems[0]
+    return found

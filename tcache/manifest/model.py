@@ -4,138 +4,127 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    Tag,
-)
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StrictStr, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
-__all__ = ["DTYPES", "CallItem", "Constant", "Item", "KernelItem", "Manifest", "Tensor"]
+from tcache.manifest.arguments import Argument, Expressions, Scalar, Strict, rejoined
 
-DTYPES = (
-    "bfloat16",
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "int16",
-    "int32",
-    "int64",
-    "int8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "uint8",
-)
-"""torch's names of the element types a tensor argument may have."""
+__all__ = ["VERSION", "CallItem", "Case", "Item", "KernelItem", "LaunchesItem", "Manifest", "ShapeSet"]
 
-Expression = Annotated[
-    Union[StrictInt, StrictStr], Field(description="an integer or an expression over the case's names")
+VERSION = 1
+
+Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
+Path = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
+Patterns = Annotated[
+    list[Annotated[StrictStr, Field(min_length=1, max_length=200)]],
+    Field(min_length=1, description="GPU names, or globs such as NVIDIA H*; the cases are for these only"),
 ]
 
 
-def _rejoin(value: Any) -> Any:
-    """Undo YAML's reading of ``[cdiv(n, BLOCK)]`` as two items: join items until the parentheses are balanced."""
-    if not isinstance(value, list):
-        return value
-    joined: list[Any] = []
-    for item in value:
-        if joined and isinstance(joined[-1], str) and joined[-1].count("(") > joined[-1].count(")"):
-            joined[-1] = f"{joined[-1]}, {item}"
-        else:
-            joined.append(item)
-    return joined
+def _several(value: Any) -> Any:
+    """Let one text stand for a list of one."""
+    return [value] if isinstance(value, str) else value
 
 
-Expressions = Annotated[list[Expression], BeforeValidator(_rejoin)]
-Scalar = Union[StrictBool, StrictInt, StrictFloat, StrictStr, None]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Tensor(_Model):
-    """A tensor argument.
-
-    ``stride`` is in elements (contiguous when left out). ``offset``, in elements, is where the tensor starts in its
-    storage: the storage is aligned, so an offset is how a manifest asks for an unaligned pointer.
-    """
-
-    shape: Expressions
-    dtype: StrictStr
-    stride: Union[Expressions, None] = None
-    offset: Expression = 0
-
-
-class Constant(_Model):
-    """A literal argument that is no expression: ``{value: relu}`` is the string."""
-
-    value: Scalar
-
-
-# Tags of the unions stand in <> so that an error's path cannot confuse them with keys of the document.
-def _kind_of_argument(value: Any) -> str:
-    if isinstance(value, (Tensor, Constant)):
-        return f"<{type(value).__name__.lower()}>"
-    if isinstance(value, dict):
-        return "<constant>" if "value" in value else "<tensor>"
-    return "<scalar>"
-
-
-Argument = Annotated[
-    Union[
-        Annotated[Tensor, Tag("<tensor>")], Annotated[Constant, Tag("<constant>")], Annotated[Scalar, Tag("<scalar>")]
-    ],
-    Discriminator(_kind_of_argument),
+Conditions = Annotated[
+    list[Annotated[StrictStr, Field(min_length=1, max_length=1000)]],
+    Field(min_length=1, json_schema_extra={"x-single": True}),
+    BeforeValidator(lambda value: rejoined(_several(value))),
 ]
-Case = dict[StrictStr, Union[Scalar, list[Scalar]]]
+Names = Annotated[list[Name], Field(min_length=1, json_schema_extra={"x-single": True}), BeforeValidator(_several)]
+Paths = Annotated[list[Path], Field(min_length=1, json_schema_extra={"x-single": True}), BeforeValidator(_several)]
+Choice = Annotated[
+    Union[Scalar, Annotated[list[Scalar], Field(min_length=1, max_length=100_000)]],
+    Field(description="a value, a list of values (lists multiply out), or a range such as 1..8 or 16..4096 by *2"),
+]
 
 
-class _ItemModel(_Model):
-    args: dict[StrictStr, Argument]
-    cases: Annotated[list[Case], Field(min_length=1)]
+class Case(Strict):
+    """One case: values by name. Lists multiply out, the last name varying fastest."""
+
+    model_config = ConfigDict(
+        extra="allow", frozen=True, json_schema_extra={"propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}}
+    )
+    __pydantic_extra__: dict[str, Choice]
+
+    shapes: Annotated[
+        Union[Names, None], Field(description="named shape sets to take values from, one row after the other")
+    ] = None
+    where: Annotated[
+        Union[Conditions, None],
+        Field(description="conditions over the case's names; combinations that fail are dropped"),
+    ] = None
+    gpus: Union[Patterns, None] = None
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The case's own names and what they may be."""
+        return dict(self.__pydantic_extra__ or {})
 
 
-class CallItem(_ItemModel):
+Rows = Annotated[
+    list[Case], Field(min_length=1), BeforeValidator(lambda value: [value] if type(value) is dict else value)
+]
+ShapeSet = Annotated[
+    Rows,
+    Field(json_schema_extra={"x-single": True}, description="cases that several kernels share"),
+]
+
+
+class _Replayed(Strict):
+    args: Annotated[dict[Name, Argument], Field(description="arguments by name")]
+    cases: Annotated[list[Case], Field(min_length=1, description="what to replay")]
+    where: Annotated[
+        Union[Conditions, None], Field(description="conditions over names; combinations that fail are dropped")
+    ] = None
+    gpus: Union[Patterns, None] = None
+
+
+class CallItem(_Replayed):
     """Launches made by a Python wrapper: strides, grid and heuristics come from the code itself."""
 
-    call: StrictStr
+    call: Annotated[StrictStr, Field(description="package.module:function or path/to/file.py:function")]
 
 
-class KernelItem(_ItemModel):
+class KernelItem(_Replayed):
     """One launch, spelled out."""
 
-    kernel: StrictStr
-    grid: Annotated[Expressions, Field(min_length=1, max_length=3)]
+    kernel: Annotated[StrictStr, Field(description="package.module:function or path/to/file.py:function")]
+    grid: Annotated[
+        Expressions, Field(min_length=1, max_length=3, description="grid over the case's names and meta-parameters")
+    ]
+
+
+class LaunchesItem(Strict):
+    """Launches that ``tcache record`` saw."""
+
+    launches: Annotated[Path, Field(description="file of recorded launches, relative to the manifest")]
+    gpus: Union[Patterns, None] = None
+
+
+_ITEMS: dict[str, Any] = {"call": CallItem, "kernel": KernelItem, "launches": LaunchesItem}
 
 
 def _kind_of_item(value: Any) -> Union[str, None]:
-    if isinstance(value, (CallItem, KernelItem)):
-        return "<call>" if isinstance(value, CallItem) else "<kernel>"
+    for kind, model in _ITEMS.items():
+        if isinstance(value, model):
+            return f"<{kind}>"
     if isinstance(value, dict):
-        kinds = [name for name in ("call", "kernel") if name in value]
+        kinds = [name for name in _ITEMS if name in value]
         return f"<{kinds[0]}>" if len(kinds) == 1 else None
     return None
 
 
 Item = Annotated[
-    Union[Annotated[CallItem, Tag("<call>")], Annotated[KernelItem, Tag("<kernel>")]],
+    Union[
+        Annotated[CallItem, Tag("<call>")],
+        Annotated[KernelItem, Tag("<kernel>")],
+        Annotated[LaunchesItem, Tag("<launches>")],
+    ],
     Discriminator(
         _kind_of_item,
         custom_error_type="item",
-        custom_error_message="expected a mapping with exactly one of 'call' and 'kernel'",
+        custom_error_message="expected a mapping with exactly one of 'call', 'kernel' and 'launches'",
     ),
 ]
 
@@ -145,9 +134,33 @@ def _plain_integer(value: Any) -> Any:
     return value if type(value) is int else str(value)
 
 
-class Manifest(_Model):
+class Manifest(Strict):
     """A shape manifest: which launches to replay."""
 
-    version: Annotated[Literal[1], BeforeValidator(_plain_integer)]
-    gpus: Annotated[list[StrictStr], Field(min_length=1)] | None = None
-    kernels: Annotated[list[Item], Field(min_length=1)]
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={"anyOf": [{"required": [key]} for key in ("kernels", "include", "shapes")]},
+    )
+
+    version: Annotated[Literal[1], BeforeValidator(_plain_integer), Field(description="version of this format")]
+    include: Annotated[
+        Union[Paths, None], Field(description="further manifests, relative to this one; each counts once")
+    ] = None
+    gpus: Annotated[
+        Union[Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(min_length=1)], None],
+        Field(description="GPUs by their drivers' names; the command line overrides"),
+    ] = None
+    shapes: Annotated[
+        Union[dict[Name, ShapeSet], None], Field(description="named shape sets, for the shapes: of a case")
+    ] = None
+    kernels: Annotated[Union[Annotated[list[Item], Field(min_length=1)], None], Field(description="what to replay")] = (
+        None
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> Manifest:
+        """A manifest has kernels, or is there to be included."""
+        if self.kernels is None and self.include is None and self.shapes is None:
+            raise PydanticCustomError("no_kernels", "key 'kernels' is missing")
+        return self

@@ -172,19 +172,22 @@ def _distinct_files(members: list[Member]) -> list[Member]:
 
 
 def _manifest_members(manifests: list[LoadedManifest]) -> list[tuple[Member, dict[str, Any]]]:
-    """Return the manifests' copies and rows.
+    """Return the manifests' copies and rows, with everything they include; a ``part`` is replayed through the manifest
+    that includes it.
 
     Paths are kept relative to the project, or without one to the folder that all manifests lie under: neither where
     the checkout is nor where ``pack`` ran is part of a bundle.
     """
-    paths = [manifest.path.resolve() for manifest in manifests]
-    roots = {project_root(path.parent) for path in paths}
+    whole = {manifest.path.resolve() for manifest in manifests}
+    paths = {path.resolve() for manifest in manifests for path in manifest.files()}
+    roots = {project_root(path.parent) for path in whole}
     root = roots.pop() if len(roots) == 1 else None
     root = root or Path(os.path.commonpath([path.parent for path in paths]))
     found = []
-    for path in sorted(set(paths)):
+    for path in sorted(paths):
         data = path.read_bytes()
         file = f"manifests/{sha256_bytes(data)[:8]}-{path.name}"
         relative = path.relative_to(root).as_posix() if path.is_relative_to(root) else None
-        found.append((Member(file, data), {"file": file, "path": relative}))
+        row: dict[str, Any] = {"file": file, "path": relative}
+        found.append((Member(file, data), row if path in whole else {**row, "part": True}))
     return found

@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from tcache._triton.driver import stub
 from tcache._triton.records import autotune_record
 from tcache.autotuner import Autotuner
 from tcache.errors import UsageError
@@ -17,6 +16,7 @@ from tcache.keys.shape import ShapeKey
 from tcache.pack.contents import Contents, Packed
 from tcache.pack.directory import write_tree
 from tcache.pack.members import Member
+from tcache.replay import machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +98,7 @@ def _records(contents: Contents) -> tuple[list[Member], tuple[str, ...]]:
     notes = set()
     unasked = 0
     for gpu, launches in groupby(contents.resolved, lambda launch: launch.gpu):
-        with stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()):
+        with machine(gpu):
             for launch in launches:
                 record = _record(launch, contents)
                 if isinstance(record, str):

@@ -1,93 +1,301 @@
 """Ghost tensors: they claim to live on a GPU, need neither one nor memory, and keep shape, stride and dtype.
 
-A ghost is a ``torch.Tensor`` subclass over a meta tensor. Functions unwrap it to plain meta tensors first, so every
-torch operation that has a meta kernel works; results are ghosts again. A mode turns ``device="cuda"`` into meta for
-factory functions. A meta view's ``data_ptr()`` is its storage offset in bytes, so alignment comes out right.
+A ghost is a plain meta tensor; what makes it a ghost is a mode. Inside :class:`GhostMode` every meta tensor answers
+``device``, ``is_cuda`` and the like for the GPU, whatever says ``cuda`` makes meta tensors, and code that needs values
+gets an error at its line. Since ghosts are of torch's own class, parameters, autograd and custom functions work as
+they are. A ghost elsewhere than on the first GPU (brought to the CPU, or made on ``cuda:1`` or ``meta``) carries a
+mark.
+
+A meta view's ``data_ptr()`` is its storage offset in bytes, so alignment comes out right, inside the mode and out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._device import _device_constructors
 
-__all__ = ["Ghost", "GhostMode", "ghost"]
+from tcache.replay.known import LIKE, as_ghosts, keep_all, values_of
+from tcache.replay.place import CPU, FIRST, below, default_device, flat, mark, place_of, resolve
+from tcache.replay.values import LIMIT, ValueUnknown, keep, known, reads_values
 
-_DEVICE = torch.device("cuda", 0)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
+__all__ = ["GhostMode", "ghost", "hooks_in_mode"]
 
-class Ghost(torch.Tensor):  # type: ignore[misc]  # untyped here
-    """A tensor that answers for the GPU."""
-
-    @property
-    def device(self) -> torch.device:
-        return _DEVICE
-
-    @property
-    def is_cuda(self) -> bool:
-        return True
-
-    @property
-    def is_meta(self) -> bool:
-        return False
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return _call(func, args, kwargs)
+_LARGE = 16 << 20
+"""Bytes from which a CPU tensor of arbitrary content (empty, random) is a ghost too: initial weights of a model."""
 
 
-class GhostMode(TorchFunctionMode):  # type: ignore[misc]
-    """Inside this mode tensors made on the GPU are ghosts."""
+class GhostMode(TorchFunctionMode):  # type: ignore[misc]  # untyped here
+    """Inside this mode meta tensors are on the GPU, and tensors made on the GPU are meta tensors."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        named = dict(kwargs or {})
+        handler = _SPECIAL.get(func)
+        if handler is not None:
+            return handler(func, args, named)
+        return _call(func, args, named)
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what is no special case: devices replaced, results marked, values carried along."""
+    wanted = _wanted(func, kwargs)
+    if wanted == CPU and func in _ARBITRARY and "out" not in kwargs:
+        large = _large(func, args, kwargs)
+        if large is not None:
+            return large
+    inputs = [value for value in flat((args, kwargs)) if isinstance(value, torch.Tensor)]
+    ghosts = [value for value in inputs if value.is_meta]
+    if wanted is not None:
+        kwargs["device"] = below(wanted)
+    if ghosts or wanted not in (None, CPU):
+        kwargs.pop("generator", None)
+    kwargs.pop("pin_memory", None)
+    values = values_of(func, args, kwargs, inputs, wanted) if ghosts or wanted is not None else None
+    try:
+        result = func(*args, **kwargs)
+    except ValueUnknown:
+        raise
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        if not ghosts or not reads_values(error, resolve_name(func) or str(func)):
+            raise
+        if values is None:
+            raise ValueUnknown(_name(func)) from error
+        return as_ghosts(values)
+    if func in _PRESERVING and result.is_meta and result.shape == inputs[0].shape:
+        result = _strides_of(inputs[0], result, kwargs.get("memory_format"))
+    places = {wanted} if wanted is not None else {place_of(value) for value in ghosts}
+    if places and (wanted is not None or places != {FIRST}):
+        mark(result, places.pop() if len(places) == 1 else FIRST)
+    if values is not None:
+        keep_all(result, values)
+    return result
+
+
+def _wanted(func: Any, kwargs: dict[str, Any]) -> torch.device | None:
+    """Return where a call says that its result shall be, None where it says nothing."""
+    said = kwargs.get("device")
+    if said is None and func in _device_constructors():
+        said = default_device()
+        if said == CPU and func not in _ARBITRARY:
+            return None
+    return None if said is None else resolve(said)
+
+
+def _name(func: Any) -> str:
+    """Return an operation as a user would write it: ``.item()``, ``torch.unique()``."""
+    name = resolve_name(func) or getattr(func, "__name__", str(func))
+    return f"{name.removeprefix('torch.Tensor').removesuffix('.__get__')}()"
+
+
+def _large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a marked ghost in place of a large CPU tensor whose content is arbitrary, None for a small one."""
+    named = {name: value for name, value in kwargs.items() if name not in ("generator", "pin_memory")}
+    made = func(*args, **{**named, "device": "meta"})
+    if made.nbytes < _LARGE:
+        return None
+    mark(made, CPU)
+    return made
+
+
+def _strides_of(source: Any, made: Any, memory_format: Any) -> Any:
+    """Give a tensor made like another its strides, also along sizes of 1, where torch's meta functions invent them."""
+    kept = memory_format in (None, torch.preserve_format) and made.stride() != source.stride()
+    if not kept or any(
+        a != b and size != 1 for a, b, size in zip(made.stride(), source.stride(), made.shape, strict=True)
+    ):
+        return made
+    with torch.no_grad():
+        return made.detach().as_strided(source.shape, source.stride()).requires_grad_(made.requires_grad)
+
+
+def _move(x: Any, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x.to(device, …)``: to the GPU it becomes a ghost, from it a ghost marked as being on the CPU."""
+    wanted, now = resolve(device), place_of(x)
+    kwargs.pop("device", None)
+    if not x.is_meta and below(wanted) == now:
+        return x.to(wanted, *args, **kwargs)
+    if x.is_meta and wanted == now:
+        return _call(torch.Tensor.to, (x, *args), kwargs) if args or kwargs else x
+    values = known(x) if x.is_meta else (x if x.numel() <= LIMIT else None)
+    if x.is_meta and wanted.type == "cpu" and values is not None:
+        return values.to(*args, **{**kwargs, "copy": True})
+    if x.is_meta:
+        kwargs["copy"] = True
+    moved = x.to("meta", *args, **kwargs)
+    mark(moved, wanted)
+    if values is not None and wanted.type != "meta":
+        keep(moved, values.detach().clone().to(moved.dtype))
+    return moved
+
+
+def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, *rest = args
+    other = rest[0] if rest and isinstance(rest[0], torch.Tensor) else kwargs.pop("other", None)
+    if other is not None:
+        return _move(x, place_of(other), (other.dtype, *rest[1:]), kwargs)
+    if rest and isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool):
+        return _move(x, rest[0], tuple(rest[1:]), kwargs)
+    if kwargs.get("device") is not None:
+        return _move(x, kwargs["device"], tuple(rest), kwargs)
+    return _call(func, args, kwargs)
+
+
+def _cuda(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, *rest = args
+    device = kwargs.pop("device", rest.pop(0) if rest else None)
+    return _move(x, "cuda" if device is None else device, (), kwargs)
+
+
+def _as_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args and isinstance(args[0], torch.Tensor):
+        x = args[0] if kwargs.get("dtype") is None else _call(torch.Tensor.to, (args[0], kwargs["dtype"]), {})
+        return x if kwargs.get("device") is None else _move(x, kwargs["device"], (), {})
+    return _call(func, args, kwargs)
+
+
+def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation whose result is values: answered where they are known, refused where they are not."""
+    x = args[0]
+    if not isinstance(x, torch.Tensor) or not x.is_meta:
+        return func(*args, **kwargs)
+    values = known(x)
+    if values is None:
+        raise ValueUnknown(_name(func))
+    return func(values, *args[1:], **kwargs)
+
+
+def _set_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, value = args
+    if x.is_meta == value.is_meta:
         return _call(func, args, kwargs)
+    # across devices torch swaps what is below on a GPU; between a CPU tensor and a meta tensor it refuses to
+    made = value.detach().requires_grad_(x.requires_grad)
+    torch.utils.swap_tensors(
+        x, torch.nn.Parameter(made, x.requires_grad) if isinstance(x, torch.nn.Parameter) else made
+    )
+    return None
 
 
-def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    named = dict(kwargs or {})
-    if func is torch.Tensor.cuda:
-        return args[0]
-    if func is torch.Tensor.get_device:
-        return 0
-    if func is torch.Tensor.to and any(isinstance(value, str) for value in args[1:2]):
-        args = (args[0], _meta(args[1]), *args[2:])
-    if named.get("device") is not None:
-        named["device"] = _meta(named["device"])
-    with torch._C.DisableTorchFunctionSubclass():
-        return _wrap(func(*map(_unwrap, args), **{name: _unwrap(value) for name, value in named.items()}))
+def _backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the engine inside the mode: a custom function's ``backward`` is the user's code."""
+    if func is torch.Tensor.backward and len(args) == 1 and kwargs.get("gradient") is None and args[0].numel() == 1:
+        seed = torch.ones((), dtype=args[0].dtype).expand_as(torch.empty(args[0].shape))
+        kwargs["gradient"] = _move(seed, place_of(args[0]), (), {})  # its value is known, as on a GPU it would be
+    engine = torch.autograd._engine_run_backward
+    torch.autograd._engine_run_backward = _in_mode(engine)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch.autograd._engine_run_backward = engine
 
 
-def _meta(device: Any) -> Any:
-    return "meta" if isinstance(device, int) or torch.device(device).type == "cuda" else device
+def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs inside the mode, whoever calls it: torch leaves a mode while it works for it."""
+
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(mode, GhostMode) for mode in torch.overrides._get_current_function_mode_stack()):
+            return function(*args, **kwargs)
+        with GhostMode():
+            return function(*args, **kwargs)
+
+    return inside
 
 
-def _unwrap(value: Any) -> Any:
-    if isinstance(value, Ghost):
-        return value.as_subclass(torch.Tensor)
-    if isinstance(value, torch.device):
-        return torch.device(_meta(value))
-    if type(value) in (tuple, list):
-        return type(value)(map(_unwrap, value))
-    return value
+@contextlib.contextmanager
+def hooks_in_mode() -> Iterator[None]:
+    """Let hooks on saved tensors (activation checkpointing, offloading) see ghosts inside the block."""
+    push = torch._C._autograd._push_saved_tensors_default_hooks
+    torch._C._autograd._push_saved_tensors_default_hooks = lambda pack, unpack: push(_in_mode(pack), _in_mode(unpack))
+    try:
+        yield
+    finally:
+        torch._C._autograd._push_saved_tensors_default_hooks = push
 
 
-def _wrap(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        meta = type(value) is not Ghost and value.device.type == "meta"
-        return value.as_subclass(Ghost) if meta else value
-    if isinstance(value, tuple) and type(value).__module__ == "torch.return_types":
-        return type(value)(list(map(_wrap, value)))
-    if type(value) in (tuple, list):
-        return type(value)(map(_wrap, value))
-    return value
+def _repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``repeat_interleave`` with repeats that are known: the size of the result is."""
+    repeats = kwargs.get("repeats", args[1] if len(args) > 1 else args[0])
+    values = known(repeats) if isinstance(repeats, torch.Tensor) and repeats.is_meta else None
+    if values is not None and kwargs.get("output_size") is None:
+        total = int(values.sum()) if values.numel() > 1 else int(values) * args[0].size(kwargs.get("dim", 0))
+        kwargs["output_size"] = total
+    return _call(func, args, kwargs)
 
 
-def ghost(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: int) -> Ghost:
+def _type(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) == 1 and not kwargs and place_of(args[0]).type == "cuda":
+        return func(torch.empty(0, dtype=args[0].dtype)).replace("torch.", "torch.cuda.")
+    return _call(func, args, kwargs)
+
+
+def _show(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args[0].is_meta:
+        return func(*args, **kwargs)
+    return torch.Tensor.__repr__(args[0]).replace("device='meta'", f"device='{place_of(args[0])}'")
+
+
+def _index(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
+    place = place_of(args[0])
+    return -1 if place.index is None else place.index
+
+
+def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    return args[0]
+
+
+_SPECIAL: dict[Any, Any] = {
+    torch.device: lambda func, args, kwargs: func(*args, **kwargs),
+    torch.Tensor.device.__get__: lambda _func, args, _kwargs: place_of(args[0]),
+    torch.Tensor.is_cuda.__get__: lambda _func, args, _kwargs: place_of(args[0]).type == "cuda",
+    torch.Tensor.is_cpu.__get__: lambda _func, args, _kwargs: place_of(args[0]).type == "cpu",
+    torch.Tensor.is_meta.__get__: lambda _func, args, _kwargs: place_of(args[0]).type == "meta",
+    torch.Tensor.get_device: _index,
+    torch.Tensor.to: _to,
+    torch.Tensor.cuda: _cuda,
+    torch.Tensor.cpu: lambda _func, args, kwargs: _move(args[0], "cpu", (), kwargs),
+    torch.as_tensor: _as_tensor,
+    torch.asarray: _as_tensor,
+    torch.Tensor.type: _type,
+    torch.Tensor.repeat_interleave: _repeat,
+    torch.repeat_interleave: _repeat,
+    torch.Tensor.backward: _backward,
+    torch.autograd.backward: _backward,
+    torch.autograd.grad: _backward,
+    torch.Tensor.data.__set__: _set_data,
+    torch.Tensor.pin_memory: _same,
+    torch.Tensor.is_pinned: lambda _func, _args, _kwargs: False,
+    torch.Tensor.record_stream: lambda _func, _args, _kwargs: None,
+    torch.Tensor.__repr__: _show,
+    torch.Tensor.__format__: lambda func, args, kwargs: (
+        _show(func, args, kwargs) if args[0].is_meta and known(args[0]) is None else _read(func, args, kwargs)
+    ),
+    **dict.fromkeys(
+        (
+            torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__bool__, torch.Tensor.__int__,
+            torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__complex__, torch.Tensor.__contains__,
+            torch.Tensor.__array__, torch.Tensor.is_nonzero, torch.is_nonzero,
+        ),
+        _read,
+    ),
+}  # fmt: skip
+"""What needs more than devices replaced: function -> handler ``(func, args, kwargs) -> result``."""
+
+_ARBITRARY = {
+    torch.empty, torch.empty_like, torch.empty_strided, torch.rand, torch.randn, torch.rand_like, torch.randn_like,
+    torch.normal, torch.Tensor.new_empty,
+}  # fmt: skip
+_PRESERVING = {*LIKE, torch.empty_like, torch.rand_like, torch.randn_like}
+
+
+def ghost(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: int) -> torch.Tensor:
     """Make a ghost.
 
     Args:
@@ -99,6 +307,6 @@ def ghost(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: i
     last = (
         offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else offset
     )
-    storage = torch.empty(last + 1, dtype=getattr(torch, dtype), device="meta")
-    made: Ghost = storage.as_strided(shape, stride, offset).as_subclass(Ghost)
-    return made
+    with torch._C.DisableTorchFunction():  # inside the mode "meta" would be a place of its own
+        storage = torch.empty(last + 1, dtype=getattr(torch, dtype), device="meta")
+        return storage.as_strided(shape, stride, offset)

@@ -7,11 +7,13 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tcache._triton.kernels import is_kernel, jit_of, outermost_launches
-from tcache._triton.mock import MockTensor
+from tcache._triton.kernels import defaults_of, is_kernel, jit_of, outermost_launches
+from tcache._triton.written import written_arguments
 from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
-from tcache.manifest.model import CallItem, Constant, KernelItem, Tensor
+from tcache.manifest.model import CallItem, KernelItem, LaunchesItem
+from tcache.replay.arguments import arguments, describe, ghost, mock, real
+from tcache.replay.machine import with_torch
 from tcache.replay.ref import KernelRef, load
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from tcache.manifest import Case
 
-__all__ = ["Launch", "launches", "run_case"]
+__all__ = ["Launch", "kernel_of", "launches", "load_target", "run_case"]
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Compile options that a spelled-out launch may state among its arguments."""
@@ -52,33 +54,47 @@ def launches(case: Case) -> list[Launch]:
         ManifestError: the case does not fit the kernel, or the wrapper failed; the message has the manifest's line.
         KernelError: the ref leads nowhere.
     """
-    target = _load(case)
-    if isinstance(case.item, KernelItem):
-        kernel = _kernel(case, target)
-        make = _ghost if "torch" in sys.modules else _mock
-        arguments = _arguments(case, make)
-        return [Launch(kernel, (), arguments, case.where, case.ref, _grid(case, arguments))]
-    return _replay_call(case, target)
+    if isinstance(case.item, LaunchesItem):
+        return _recorded(case)
+    with with_torch(needed=isinstance(case.item, CallItem)):
+        target = load_target(case)
+        if not isinstance(case.item, KernelItem):
+            return _replay_call(case, target)
+        kernel = kernel_of(case, target)
+        given = arguments(case, ghost if "torch" in sys.modules else mock)
+        return [Launch(kernel, (), given, case.where, case.ref, _grid(case, given, kernel))]
+
+
+def _recorded(case: Case) -> list[Launch]:
+    """Return the launches of a recorded file, ``case.folder / case.item.launches``."""
+    raise ManifestError(
+        case.where,
+        f"{case.ref}: this version reads no recorded launches",
+        "spell the launches out with 'kernel:', or their wrapper with 'call:'",
+    )
 
 
 def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
-    from tcache.replay.ghost import GhostMode
+    from tcache.replay.values import forget
 
     found: list[Launch] = []
 
     def sink(kernel: Any, _grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(Launch(kernel, args, kwargs, case.where, case.ref))
+        named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+        written = written_arguments(kernel)
+        forget([value for name, value in named.items() if name in written or isinstance(value, (tuple, list))])
 
-    arguments = _arguments(case, _ghost)
-    with outermost_launches(sink), GhostMode():
+    given = arguments(case, ghost)
+    with outermost_launches(sink):
         try:
-            wrapper(**arguments)
+            wrapper(**given)
         except TcacheError:
             raise
         except (Exception, SystemExit) as error:
             raise _wrapper_failed(case, error) from error
     if not found:
-        raise ManifestError(case.where, f"{case.ref} launched no kernel for {_scope(case)}", "remove the case")
+        raise ManifestError(case.where, f"{case.ref} launched no kernel for {describe(case)}", "remove the case")
     return found
 
 
@@ -91,14 +107,16 @@ def run_case(case: Case) -> None:
     """
     import torch
 
-    target = _load(case)
-    arguments = _arguments(case, _real)
+    if isinstance(case.item, LaunchesItem):
+        _recorded(case)
+    target = load_target(case)
+    given = arguments(case, real)
     try:
         if isinstance(case.item, KernelItem):
-            kernel = _kernel(case, target)
-            kernel[_grid(case, arguments)](**arguments)
+            kernel = kernel_of(case, target)
+            kernel[_grid(case, given)](**given)
         else:
-            target(**arguments)
+            target(**given)
         torch.cuda.synchronize()
     except TcacheError:
         raise
@@ -106,14 +124,24 @@ def run_case(case: Case) -> None:
         raise _wrapper_failed(case, error) from error
 
 
-def _load(case: Case) -> Any:
+def load_target(case: Case) -> Any:
+    """Import what a case's item names.
+
+    Raises:
+        ManifestError: the ref leads nowhere; the message has the manifest's line.
+    """
     try:
         return load(KernelRef.parse(case.ref), case.folder)
     except KernelError as error:
         raise ManifestError(case.ref_where or case.where, error.message, error.hint) from error
 
 
-def _kernel(case: Case, target: Any) -> Any:
+def kernel_of(case: Case, target: Any) -> Any:
+    """Return the kernel of a ``kernel:`` item after checking that it is one and takes the item's arguments.
+
+    Raises:
+        ManifestError: it does not.
+    """
     if not is_kernel(target):
         kind = type(target).__name__
         raise ManifestError(
@@ -122,10 +150,10 @@ def _kernel(case: Case, target: Any) -> Any:
             "use 'call:' for a Python wrapper",
         )
     known = list(jit_of(target).arg_names)
+    assert isinstance(case.item, KernelItem)
     for name in case.item.args:
         if name not in known and name not in OPTIONS:
             raise ManifestError(case.where, f"{case.ref} has no argument {name!r}: expected {', '.join(known)}")
-    assert isinstance(case.item, KernelItem)
     for text in case.item.grid:
         for name in names(str(text)):
             if name not in known and name not in case.scope:
@@ -134,10 +162,15 @@ def _kernel(case: Case, target: Any) -> Any:
     return target
 
 
-def _grid(case: Case, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[int, ...]]:
+def _grid(case: Case, given: dict[str, Any], kernel: Any = None) -> Callable[[dict[str, Any]], tuple[int, ...]]:
+    """Return the manifest's grid as a function of the meta-parameters; the kernel's own defaults are bound as well."""
     item = case.item
     assert isinstance(item, KernelItem)
-    scope = {**case.scope, **{name: value for name, value in arguments.items() if isinstance(value, (int, float))}}
+    scope = {
+        **defaults_of(kernel),
+        **case.scope,
+        **{name: value for name, value in given.items() if isinstance(value, (int, float))},
+    }
 
     def grid(meta: dict[str, Any]) -> tuple[int, ...]:
         found = []
@@ -154,93 +187,24 @@ def _grid(case: Case, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], t
     return grid
 
 
-Maker = "Callable[[tuple[int, ...], str, tuple[int, ...], int], Any]"
-
-
-def _arguments(case: Case, make: Callable[[tuple[int, ...], str, tuple[int, ...], int], Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, spec in case.item.args.items():
-        try:
-            if isinstance(spec, Tensor):
-                found[name] = _tensor(spec, case, make)
-            elif isinstance(spec, Constant):
-                found[name] = spec.value
-            else:
-                found[name] = evaluate(spec, case.scope) if isinstance(spec, str) else spec
-        except ExpressionError as error:
-            raise ManifestError(case.where, f"{name}: {error}") from error
-        except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # torch refuses such a tensor
-            text = next(iter(str(error).splitlines()), "")
-            raise ManifestError(case.where, f"{name}: cannot be made for {_scope(case)}: {text}") from error
-    return found
-
-
-def _tensor(spec: Tensor, case: Case, make: Callable[[tuple[int, ...], str, tuple[int, ...], int], Any]) -> Any:
-    shape = tuple(_size(size, case) for size in spec.shape)
-    stride = _contiguous(shape) if spec.stride is None else tuple(_size(step, case) for step in spec.stride)
-    dtype = str(case.scope.get(spec.dtype, spec.dtype))
-    return make(shape, dtype, stride, _size(spec.offset, case))
-
-
-def _size(text: str | int, case: Case) -> int:
-    value = evaluate(text, case.scope)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ExpressionError(f"{text!r} is {value!r}: expected an integer of at least 0")
-    return value
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
-    return tuple(strides)
-
-
-def _mock(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: int) -> MockTensor:
-    return MockTensor(dtype, shape, stride, offset * _BYTES[dtype])
-
-
-_BYTES = {
-    **dict.fromkeys(("bool", "int8", "uint8"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
-    **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
-    **dict.fromkeys(("float32", "int32", "uint32"), 4),
-    **dict.fromkeys(("float64", "int64", "uint64"), 8),
-}
-
-
-def _ghost(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: int) -> Any:
-    from tcache.replay.ghost import ghost
-
-    return ghost(shape, dtype, stride, offset)
-
-
-def _real(shape: tuple[int, ...], dtype: str, stride: tuple[int, ...], offset: int) -> Any:
-    import torch
-
-    last = (
-        offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else offset
-    )
-    kind = getattr(torch, dtype)
-    if kind.is_floating_point:
-        storage = torch.randn(last + 1, device="cuda", dtype=torch.float32).to(kind)
-    else:
-        storage = torch.zeros(last + 1, device="cuda", dtype=kind)
-    return storage.as_strided(shape, stride, offset)
-
-
-def _scope(case: Case) -> str:
-    return ", ".join(f"{name}={value}" for name, value in case.scope.items())
-
-
 def _wrapper_failed(case: Case, error: BaseException) -> ManifestError:
+    where = getattr(error, "where", None)
+    if where is not None and "torch" in sys.modules:
+        from tcache.replay.values import ValueUnknown
+
+        if isinstance(error, ValueUnknown):
+            return ManifestError(
+                case.where,
+                f"{case.ref} cannot be replayed for {describe(case)}: {error}",
+                "spell its launches out with 'kernel:', or record them on a GPU with `tcache record`",
+            )
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename and "/tcache/replay/" not in f.filename]
     where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
     text = str(error).splitlines()[0] if str(error) else ""
     return ManifestError(
         case.where,
-        f"{case.ref} failed for {_scope(case)}{where}: {type(error).__name__}: {text}",
+        f"{case.ref} failed for {describe(case)}{where}: {type(error).__name__}: {text}",
         "check the arguments; code that reads tensor values finds none here: spell its launches out with 'kernel:'"
         if isinstance(case.item, CallItem)
         else None,

@@ -14,7 +14,7 @@ from typing import Any
 
 from tcache.errors import KernelError
 
-__all__ = ["KernelRef", "load"]
+__all__ = ["KernelRef", "forget_modules", "load"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,47 @@ def load(ref: KernelRef, folder: Path) -> Any:
             raise KernelError(f"{ref.module} has no function {name!r}", hint)
         found = getattr(found, name)
     return found
+
+
+def forget_modules(names: set[str]) -> None:
+    """Let modules that have to do with Triton be imported again.
+
+    A package is forgotten as a whole when one of its modules holds something of Triton's, or something of a package
+    that is forgotten. Others stay (torch's own dependencies would not survive being there twice), and so do packages
+    with compiled parts, which load once only.
+
+    Args:
+        names: dotted names of modules.
+    """
+    packages: dict[str, set[str]] = {}
+    fixed = {name.partition(".")[0] for name in names if _is_compiled(sys.modules.get(name))}
+    for name in names:
+        top = name.partition(".")[0]
+        if top not in fixed | set(sys.stdlib_module_names):
+            packages.setdefault(top, set()).update(_origins(sys.modules.get(name)))
+    forgotten = {"triton"}
+    while more := {top for top, origins in packages.items() if top not in forgotten and origins & forgotten}:
+        forgotten |= more
+    for name in names:
+        if name.partition(".")[0] in forgotten & set(packages):
+            module = sys.modules.pop(name, None)
+            for path in [path for path, loaded in _loaded.items() if loaded is module]:
+                del _loaded[path]
+
+
+def _origins(module: ModuleType | None) -> set[str]:
+    """Return the top-level packages that a module's values come from."""
+    found = set()
+    for value in list(getattr(module, "__dict__", {}).values()):
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        for text in (name, type(value).__module__):
+            if isinstance(text, str):
+                found.add(text.partition(".")[0])
+    return found
+
+
+def _is_compiled(module: ModuleType | None) -> bool:
+    return str(getattr(module, "__file__", None) or "").endswith((".so", ".pyd"))
 
 
 def _module(name: str) -> ModuleType:

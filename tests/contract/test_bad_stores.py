@@ -9,8 +9,10 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -109,7 +111,7 @@ def test_unknown_fields_survive_tuning(tmp_path):
     assert entry["config"] == config_key(more[-1])
 
 
-@pytest.mark.parametrize("time", [float("inf"), float("nan"), 0.0, -1.0])
+@pytest.mark.parametrize("time", [float("inf"), float("nan"), -1.0])
 def test_benchmarks_that_measured_nothing(tmp_path, time):
     activate(store=tmp_path, mode="tune")
     with pytest.raises(TcacheError, match=r"every config failed.*the benchmark returned"):
@@ -172,14 +174,11 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, code):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody without an account")
 @pytest.mark.parametrize("home", [None, "/nonexistent", ""])
-def test_a_user_without_account_and_home(tmp_path, home):
+def test_a_user_without_account_and_home(tmp_path, home, request):
     """As in a container with an arbitrary uid: tuning works, in memory only, and says so."""
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder == tmp_path or "pytest" in folder.name:
-            folder.chmod(0o755)
+    cache = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are for their owner only
     cache.chmod(0o777)
+    request.addfinalizer(lambda: shutil.rmtree(cache))
     program = f"""
 import os, sys
 os.chdir("/")

@@ -14,7 +14,7 @@ import triton.language as tl
 
 import tcache
 from tcache.active import activate
-from tcache.errors import CacheMiss, KernelError
+from tcache.errors import CacheMiss, KernelError, UnsupportedValue
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_autotuner import CONFIGS, Bench, base, edited, gpu, launch, tuned  # noqa: F401 - gpu is a fixture
@@ -28,9 +28,11 @@ def other(x_ptr, n, BLOCK: tl.constexpr):
 
 @pytest.fixture(autouse=True)
 def clean_other(gpu):  # noqa: F811 - before the null driver goes, as its own kernels do
-    other.device_caches.clear()
+    for kernel in (other, with_odd):
+        kernel.device_caches.clear()
     yield
-    other.device_caches.clear()
+    for kernel in (other, with_odd):
+        kernel.device_caches.clear()
     gc.collect()
 
 
@@ -161,6 +163,129 @@ def test_adopting_stock_kernels(tmp_path):
     assert first.asked == second.asked == [16, 32, 64]
     untouched = triton.autotune(CONFIGS, key=["n"], do_bench=Bench())(other)
     assert type(untouched) is triton.runtime.autotuner.Autotuner
+
+
+class OwnTuner(triton.runtime.autotuner.Autotuner):
+    """A library's subclass, as fla-core has one: looks somewhere, then leaves the rest to upstream."""
+
+    asked = 0
+
+    def run(self, *args, **kwargs):
+        OwnTuner.asked += 1
+        return super().run(*args, **kwargs)
+
+
+class WilfulTuner(triton.runtime.autotuner.Autotuner):
+    """One that always has its way."""
+
+    def run(self, *args, **kwargs):
+        for key in self.cache:
+            self.cache[key] = self.configs[2]
+        return super().run(*args, **kwargs)
+
+
+class HoardingTuner(triton.runtime.autotuner.Autotuner):
+    """One whose winners live in a cache of its own, as FlagGems's do in a data base."""
+
+    class Cache(dict):
+        pass
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.cache = self.Cache()
+
+
+def of_class(kind, bench):
+    return kind(other, other.arg_names, CONFIGS, ["n"], None, None, do_bench=bench)
+
+
+def test_a_librarys_own_subclass_is_served_and_stays_in_place(tmp_path):
+    activate(store=tmp_path, mode="tune")
+    bench, before = Bench(), OwnTuner.asked
+    kernel = of_class(OwnTuner, bench)
+    assert tcache.adopt(kernel) == tcache.adopt(kernel) == [f"{__name__}:other"]
+    assert isinstance(kernel, OwnTuner)
+    assert isinstance(kernel, sys.modules["tcache.autotuner"].Autotuner)
+    assert type(kernel).__name__ == "OwnTuner"
+    assert launch(kernel) == 32
+    again = of_class(OwnTuner, Bench())
+    tcache.adopt(again)
+    assert type(again) is type(kernel)
+    assert launch(again) == 32
+    assert again._do_bench.asked == []
+    assert OwnTuner.asked == before + 2
+    assert type(of_class(OwnTuner, Bench())) is OwnTuner
+
+
+class Entry(triton.runtime.jit.KernelInterface):
+    """A library's own wrapper around an autotuner."""
+
+    def __init__(self, fn):
+        self.fn = fn
+
+    def run(self, *args, **kwargs):
+        return self.fn.run(*args, **kwargs)
+
+
+def test_an_autotuner_below_a_librarys_wrapper_is_found(tmp_path):
+    activate(store=tmp_path, mode="tune")
+    bench = Bench()
+    wrapped = Entry(triton.heuristics({})(triton.autotune(CONFIGS, key=["n"], do_bench=bench)(other)))
+    assert tcache.adopt(module_of("wrapping_library", kernel=wrapped, plain=Entry(other))) == [f"{__name__}:other"]
+    assert launch(wrapped) == 32
+    assert type(wrapped.fn.fn) is sys.modules["tcache.autotuner"].Autotuner
+
+
+def test_a_subclass_that_overrules_the_store_is_named(tmp_path, caplog):
+    activate(store=tmp_path, mode="tune")
+    kernel = of_class(WilfulTuner, Bench())
+    tcache.adopt(kernel)
+    assert launch(kernel) == 64
+    assert f"{__name__}.WilfulTuner overrules the store for {__name__}:other" in caplog.text
+
+
+def test_a_subclass_with_a_cache_of_its_own_is_left_alone(tmp_path, caplog):
+    activate(store=tmp_path, mode="tune")
+    kernel = of_class(HoardingTuner, Bench())
+    with pytest.raises(KernelError, match="HoardingTuner keeps its winners in a cache of its own"):
+        tcache.adopt(kernel)
+    stock = triton.autotune(CONFIGS, key=["n"])(other)
+    assert tcache.adopt(module_of("mixed_library", kernel=kernel, stock=stock)) == [f"{__name__}:other"]
+    assert "HoardingTuner keeps its winners" in caplog.text
+    assert type(kernel) is HoardingTuner
+
+
+@triton.jit
+def with_odd(x_ptr, n, BLOCK: tl.constexpr, ODD: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(x_ptr + o, o.to(tl.float32) * 3, mask=o < n)
+
+
+def decorated_with(what, bench, on_untuned):
+    if what == "key":  # a tensor
+        return tcache.autotune(CONFIGS, key=["x_ptr"], do_bench=bench, on_untuned=on_untuned)(other)
+    configs = [triton.Config({"BLOCK": block, "ODD": lambda: 0}, num_warps=1) for block in (16, 32, 64)]
+    return tcache.autotune(configs, key=["n"], do_bench=bench, on_untuned=on_untuned)(with_odd)
+
+
+@pytest.mark.parametrize("what", ["key", "config"])
+def test_what_has_no_text(tmp_path, what):
+    """Such a shape has no place in a store: tuned in memory where tuning is allowed, and nowhere else."""
+    activate(store=tmp_path, mode="tune")
+    kernel = decorated_with(what, Bench(), None)
+    assert launch(kernel) == 32
+    assert len(kernel._do_bench.asked) == 3
+    for mode, on_untuned in (("lookup", None), ("tune", "nearest"), ("tune", "default")):
+        activate(store=tmp_path, mode=mode)
+        kernel = decorated_with(what, Bench(), on_untuned)
+        assert launch(kernel) == 16
+        assert kernel._do_bench.asked == []
+    for mode, on_untuned in (("frozen", None), ("tune", "error")):
+        activate(store=tmp_path, mode=mode)
+        kernel = decorated_with(what, Bench(), on_untuned)
+        with pytest.raises(UnsupportedValue, match="cannot be part of a persistent key"):
+            launch(kernel)
+    assert not list(tmp_path.glob("*/*.json"))
 
 
 def test_adopting_by_pattern(tmp_path):

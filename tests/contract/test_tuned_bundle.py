@@ -58,3 +58,46 @@ def test_best_configs_that_were_changed_in_the_bundle_are_not_used(project, tcac
         done = tcache("verify", "bundle", cwd=project, check=1)
         assert "digest differs" in done.stderr or "bytes, expected" in done.stderr
         assert "never tuned" in done.stderr
+
+
+PRUNED = """\
+import triton
+import triton.language as tl
+
+import tcache
+
+
+def prune(configs, named, **rest):
+    return [config for config in configs if config.kwargs["BLOCK"] <= rest["n"]]
+
+
+@tcache.autotune({"BLOCK": [64, 128]}, key=["n"], prune_configs_by={"early_config_prune": prune})
+@triton.jit
+def fill(x_ptr, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + o, o.to(tl.float32), mask=o < n)
+
+
+def run(x):
+    fill[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, n=x.numel())
+    return x
+"""
+
+
+def test_a_shape_with_one_config_left_needs_no_winner(tmp_path, tcache):
+    (tmp_path / "k.py").write_text(PRUNED)
+    manifest = """\
+version: 1
+gpus: [NVIDIA H200]
+kernels:
+  - call: k.py:run
+    args: {x: {shape: [n], dtype: float32}}
+    cases: [{n: %s}]
+"""
+    (tmp_path / "one.yaml").write_text(manifest % "[64, 127]")
+    tcache("warmup", "one.yaml", cwd=tmp_path, check=0)
+    tcache("pack", "one.yaml", "-o", "bundle", cwd=tmp_path, check=0)
+    tcache("verify", "bundle", cwd=tmp_path, check=0)
+    (tmp_path / "two.yaml").write_text(manifest % "128")
+    done = tcache("warmup", "two.yaml", cwd=tmp_path, check=1)
+    assert "never tuned" in done.stderr

@@ -30,7 +30,8 @@ import torch
 import triton
 from tcache.errors import CacheMiss
 from tcache.manifest import KernelItem, load_manifest
-from tcache.replay.launches import _arguments, _grid, _kernel, _load, _real
+from tcache.replay.arguments import arguments as _arguments, real as _real
+from tcache.replay.launches import _grid, kernel_of as _kernel, load_target as _load
 from tcache.replay import KernelRef, load
 
 root = Path(os.environ["ROOT"])

@@ -17,8 +17,14 @@ ROOT = Path(__file__).parents[2]
 RELEASES = ["3.6.0", "3.7.1", "3.8.0", "3.9.0"]
 TESTS = [
     "tests/contract/test_entry_names.py",
+    "tests/contract/test_arguments.py",
     "tests/contract/test_autotuner.py",
     "tests/contract/test_more_than_upstream.py",
+    "tests/contract/test_conformance.py",
+    "tests/contract/test_conformance_choice.py",
+    "tests/contract/test_conformance_hooks.py",
+    "tests/contract/test_conformance_object.py",
+    "tests/contract/test_conformance_values.py",
     "tests/contract/test_chain.py",
     "tests/unit/test_source.py",
     "tests/unit/test_cubin.py",

@@ -140,7 +140,7 @@ def test_catalogue_rows_are_sound():
 def test_find_gpu():
     assert find_gpu("NVIDIA H200").target == Target("cuda", 90, 32)
     with pytest.raises(UnknownGPU, match="'NVIDIA H200'") as error:
-        find_gpu("nvidia h20O")
+        find_gpu("nvidia h2000")
     assert "--target" in error.value.hint
     assert find_gpu("My GPU", Target("cuda", 90, 32)).name == "My GPU"
     assert find_gpu("My GPU", known={"My GPU": GPU("My GPU", "cuda", 89, 32, 7)}).multiprocessors == 7

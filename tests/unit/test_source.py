@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import itertools
 import sys
 
 import pytest
+import triton
 
 from tcache.keys.source import source_identity
 
@@ -192,3 +194,24 @@ def test_recursion_ends(identity):
 def test_a_helper_of_triton_itself_belongs_to_the_release(identity):
     text = HEAD + "@triton.jit\ndef kernel(p, n):\n    tl.store(p, tl.cdiv(n, 2) + tl.sum(tl.arange(0, 16)))\n"
     assert identity(text).startswith("sha256:")
+
+
+def test_what_is_read_is_looked_at_again_and_the_text_is_not(tmp_path, monkeypatch):
+    path = tmp_path / "seen_again.py"
+    path.write_text(HEAD + KERNEL)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    before = source_identity(module.kernel)
+    parsed = []
+    parse = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text, *more: parsed.append(text) or parse(text, *more))
+    assert source_identity(module.kernel) == before
+    assert parsed == []
+    monkeypatch.setattr(module, "SCALE", triton.language.constexpr(7))
+    assert source_identity(module.kernel) != before
+    assert parsed == []
+    monkeypatch.undo()
+    assert source_identity(module.kernel) == before
+    module.inner._unsafe_update_src(module.inner.src.replace("x * SCALE", "x - SCALE"))
+    assert source_identity(module.kernel) != before

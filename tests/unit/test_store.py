@@ -196,3 +196,16 @@ def test_decide():
     failed = entry(timings={A: Timing(failed="x"), B: Timing(failed="y")}, config=None)
     assert verdict(failed, [A, B]) == Missing("every config failed when it was tuned", ())
     assert verdict(entry(timings={A: Timing(failed="x"), B: Timing(1.0)}), [A, B]) == Best(B)
+
+
+def test_equal_timings_go_to_the_recorded_winner_and_else_to_the_first_listed():
+    same = {key: Timing(1.0, 0.9, 1.1) for key in (A, B, C)}
+
+    def best(configs, **fields):
+        return decide(entry(timings=same, **fields), configs, None, "sha256:s", "3.6.0").config
+
+    assert best([C, B, A], config=B) == B
+    assert best([C, A], config=B) == C
+    assert best([A, C], config=B) == A
+    faster = {**same, C: Timing(1.0, 0.8, 1.1)}  # equal medians: the 20th percentile, as upstream compares
+    assert decide(entry(timings=faster, config=None), [A, B, C], None, "sha256:s", "3.6.0") == Best(C)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import enum
 import math
 import string
 
@@ -9,6 +10,11 @@ from hypothesis import strategies as st
 
 from tcache.errors import UnsupportedValue
 from tcache.keys._text import Word, decode_groups, encode_groups, encode_value, normalise
+
+
+class Kind(enum.Enum):
+    FAST = 1
+
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z_0-9]{0,8}", fullmatch=True)
 words = st.sampled_from(["torch.bfloat16", "tl.fp32", "@kernels.matmul.relu", "@m.f.<locals>.g"]).map(Word)
@@ -55,6 +61,18 @@ def test_dtypes_and_functions_become_words():
     assert normalise(tl.float32) == Word("tl.fp32")
     assert normalise(tl.constexpr(3)) == 3
     assert normalise(string.capwords) == Word("@string.capwords")
+    assert normalise(torch.channels_last) == Word("torch.channels_last")
+    assert normalise(Kind.FAST) == Word(f"@{__name__}.Kind.FAST")
+    assert decode_groups(f"x={encode_value(Kind.FAST)}") == [[("x", normalise(Kind.FAST))]]
+
+
+def test_numbers_of_numpy_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    assert encode_value(numpy.bool_(1)) == "true"
+    assert encode_value(numpy.int64(3)) == "3"
+    assert encode_value(numpy.float32(1.5)) == "1.5"
+    with pytest.raises(UnsupportedValue, match="ndarray"):
+        normalise(numpy.zeros(2, dtype=int))
 
 
 def test_what_has_no_text_is_refused():
@@ -64,9 +82,20 @@ def test_what_has_no_text_is_refused():
         normalise(object())
     with pytest.raises(UnsupportedValue, match="Tensor"):
         normalise(torch.zeros(1, dtype=torch.int32))
+    with pytest.raises(UnsupportedValue, match="function"):
+        normalise(lambda: 0)  # all lambdas of a module have one name
 
 
 @pytest.mark.parametrize("text", ["x", "x=", "1=2", "x=1y=2", "x=[1", "x=[1 2]", "x=foo", "x=[" * 5000])
 def test_malformed_text_is_a_value_error(text):
     with pytest.raises((ValueError, RecursionError)):
         decode_groups(text)
+
+
+def test_a_class_with_an_index_is_no_integer():
+    class Counted:
+        def __index__(self):
+            return 3
+
+    assert encode_value(Counted()) == "3"
+    assert encode_value(Counted).startswith(f"@{__name__}.")

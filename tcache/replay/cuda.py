@@ -1,0 +1,267 @@
+# ruff: noqa: FBT003 - what always answers yes or no
+"""``torch.cuda`` for a GPU that is not there: its functions answer from tcache's catalogue while a replay lasts.
+
+Replaced are the functions that ask the driver and, below them, the names they go through, so that a function a
+library imported earlier (``from torch.cuda import get_device_capability``) answers the same. Everything is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tcache.keys.gpu import GPU
+
+__all__ = ["Properties", "torch_cuda_for"]
+
+
+class Properties(types.SimpleNamespace):
+    """Answers like the object ``torch.cuda.get_device_properties`` returns; what the catalogue lacks is absent."""
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"_CudaDeviceProperties({shown})"
+
+
+def _properties(gpu: GPU) -> Properties:
+    facts = gpu.hardware
+    major, minor = gpu.capability
+    found: dict[str, Any] = {
+        "name": gpu.name,
+        "major": major,
+        "minor": minor,
+        "total_memory": facts.memory,
+        "multi_processor_count": gpu.multiprocessors or None,
+        "warp_size": gpu.warp_size,
+        "shared_memory_per_block": 49152 if gpu.backend == "cuda" else gpu.max_shared_mem or None,
+        "shared_memory_per_block_optin": gpu.max_shared_mem or None,
+        "shared_memory_per_multiprocessor": (gpu.max_shared_mem + 1024 if gpu.backend == "cuda" else gpu.max_shared_mem)
+        if gpu.max_shared_mem
+        else None,  # CUDA reserves 1 KiB for each block
+        "regs_per_multiprocessor": 65536 if gpu.backend == "cuda" else None,
+        "max_threads_per_multi_processor": facts.threads_per_multiprocessor,
+        "max_threads_per_block": 1024,
+        "L2_cache_size": facts.l2_cache,
+        "memory_bus_width": facts.bus_width,
+        "memory_clock_rate": facts.memory_clock and facts.memory_clock * 1000,
+        "clock_rate": facts.clock and facts.clock * 1000,
+        "is_integrated": 0,
+        "is_multi_gpu_board": 0,
+        "gcnArchName": str(gpu.arch) if gpu.backend == "hip" else gpu.name,
+    }
+    return Properties(**{name: value for name, value in found.items() if value is not None})
+
+
+class _Stream:
+    """A stream of a GPU that is not there: everything on it is done."""
+
+    def __init__(self, device: Any = None, priority: int = 0, stream_ptr: int = 0, **_: Any) -> None:
+        self.device = torch.device("cuda", 0) if device is None else torch.device(device)
+        self.device_index = self.device.index or 0
+        self.cuda_stream = self.stream_id = stream_ptr
+        self.priority = priority
+        self.native_handle = stream_ptr
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        """Nothing is running."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing is running."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing is running."""
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream) and other.cuda_stream == self.cuda_stream and other.device == self.device
+
+    def __hash__(self) -> int:
+        return hash((self.cuda_stream, self.device))
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Streams do not matter to a replay."""
+
+
+class _Event:
+    """An event on such a stream: recorded and past at once."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+    ) -> None:
+        self.cuda_event = 0
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        return 0.0
+
+
+class _GeneratorType(type(torch.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _REAL_GENERATOR)
+
+
+_REAL_GENERATOR = torch.Generator
+
+
+class _Generator(_REAL_GENERATOR, metaclass=_GeneratorType):  # type: ignore[misc, valid-type]
+    """A CPU generator that claims the device it was asked for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:  # noqa: ARG004
+        return _REAL_GENERATOR.__new__(cls, "cpu")
+
+    def __init__(self, device: Any = "cpu") -> None:
+        found = torch.device(device)
+        self._claimed = torch.device("cuda", found.index or 0) if found.type == "cuda" else found
+
+    @property
+    def device(self) -> torch.device:
+        return self._claimed
+
+
+class _Current:
+    """The current device, as ``torch.cuda.set_device`` and ``with torch.cuda.device(…)`` change it."""
+
+    def __init__(self) -> None:
+        self.index = 0
+
+    def get(self) -> int:
+        return self.index
+
+    def set(self, device: Any) -> None:
+        index = _index(device)
+        if index >= 0:
+            self.index = index
+
+    def exchange(self, index: int) -> int:
+        before = self.index
+        self.set(index)
+        return before
+
+
+def _index(device: Any) -> int:
+    if device is None:
+        return -1
+    if isinstance(device, int):
+        return device
+    found = torch.device(device)
+    return found.index if found.index is not None else -1
+
+
+@contextlib.contextmanager
+def _stream(_stream: Any = None) -> Iterator[None]:
+    yield
+
+
+def _replacements(gpu: GPU) -> list[tuple[Any, dict[str, Any]]]:
+    properties = _properties(gpu)
+    current = _Current()
+    memory = gpu.hardware.memory or 0
+    stream = _Stream()
+
+    def nothing(*_args: Any, **_kwargs: Any) -> None:
+        return None
+
+    def always(value: Any) -> Callable[..., Any]:
+        return lambda *_args, **_kwargs: value
+
+    functions = {
+        "is_available": always(True), "is_initialized": always(True), "init": nothing, "_lazy_init": nothing,
+        "_is_compiled": always(True), "_nvml_based_avail": always(False), "_initialized": True,
+        "_lazy_call": nothing, "_queued_calls": [],
+        "device_count": always(1), "_device_count_nvml": always(1), "_raw_device_count_nvml": always(1),
+        "current_device": current.get, "set_device": current.set, "synchronize": nothing,
+        "_exchange_device": current.exchange, "_maybe_exchange_device": current.exchange,
+        "get_device_properties": always(properties), "_get_device_properties": always(properties),
+        "get_device_capability": always(gpu.capability), "get_device_name": always(gpu.name),
+        "is_bf16_supported": always(True), "is_tf32_supported": always(gpu.backend == "cuda"),
+        "get_arch_list": always([gpu.torch_arch]), "can_device_access_peer": always(False),
+        "current_stream": always(stream), "default_stream": always(stream), "stream": _stream, "set_stream": nothing,
+        "StreamContext": _stream, "Stream": _Stream, "ExternalStream": _Stream, "Event": _Event,
+        "is_current_stream_capturing": always(False), "current_blas_handle": always(0),
+        "mem_get_info": always((memory, memory)), "memory_allocated": always(0), "max_memory_allocated": always(0),
+        "memory_reserved": always(0), "max_memory_reserved": always(0), "empty_cache": nothing, "ipc_collect": nothing,
+        "reset_peak_memory_stats": nothing, "memory_stats": always({}), "utilization": always(0),
+        "manual_seed": nothing, "manual_seed_all": nothing, "seed": nothing, "seed_all": nothing,
+        "initial_seed": always(0), "get_rng_state": lambda *_a, **_k: torch.zeros(16, dtype=torch.uint8, device="cpu"),
+        "set_rng_state": nothing, "get_rng_state_all": always([]), "set_rng_state_all": nothing,
+        "default_generators": (_Generator("cuda"),),
+    }  # fmt: skip
+    below = {
+        "_cuda_getDeviceCount": always(1), "_cuda_getDevice": current.get, "_cuda_setDevice": current.set,
+        "_cuda_exchangeDevice": current.exchange, "_cuda_maybeExchangeDevice": current.exchange,
+        "_cuda_synchronize": nothing, "_cuda_init": nothing, "_cuda_isInBadFork": always(False),
+        "_cuda_getCurrentRawStream": always(0), "_cuda_isCurrentStreamCapturing": always(False),
+        "_has_cuda": True,
+    }  # fmt: skip
+    version = {"hip": "7.0.0", "cuda": None} if gpu.backend == "hip" else {"cuda": torch.version.cuda or "13.0"}
+    accelerator = {
+        "is_available": always(True), "device_count": always(1), "current_device_index": current.get,
+        "current_device_idx": current.get, "set_device_index": current.set, "set_device_idx": current.set,
+        "current_accelerator": always(torch.device("cuda")), "current_stream": always(stream), "set_stream": nothing,
+        "synchronize": nothing, "empty_cache": nothing, "get_device_capability": None,
+    }  # fmt: skip
+    return [
+        (torch.cuda, functions),
+        (torch._C, below),
+        (torch.version, version),
+        (torch.accelerator, {name: value for name, value in accelerator.items() if value is not None}),
+        (torch, {"Generator": _Generator}),
+        (torch.backends.cuda, {"is_built": always(True)}),
+        (getattr(torch.backends.cudnn, "m", torch.backends.cudnn), {"is_acceptable": always(False)}),
+        (torch.Tensor, {"record_stream": nothing}),  # its parser takes no other stream than torch's own
+    ]
+
+
+_NEW = {"_C", "Tensor"}
+"""What may lack the names: a torch built without CUDA has none of the functions below ``torch.cuda``."""
+
+
+@contextlib.contextmanager
+def torch_cuda_for(gpu: GPU) -> Iterator[None]:
+    """Let ``torch.cuda`` and its kin answer for ``gpu`` inside the block."""
+    absent = object()
+    undo: list[tuple[Any, str, Any]] = []
+    try:
+        for module, names in _replacements(gpu):
+            may_add = module.__name__.rpartition(".")[2] in _NEW
+            for name, value in names.items():
+                before = module.__dict__.get(name, absent)
+                if before is absent and not may_add:
+                    continue
+                undo.append((module, name, before))
+                setattr(module, name, value)
+        yield
+    finally:
+        for module, name, before in reversed(undo):
+            if before is absent:
+                delattr(module, name)
+            else:
+                setattr(module, name, before)

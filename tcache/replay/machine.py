@@ -1,0 +1,97 @@
+"""The machine a replay believes it runs on: Triton's driver, ``torch.cuda`` and ghost tensors for one GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from tcache._triton.driver import current_properties, current_target, stub
+from tcache.keys.gpu import GPU
+from tcache.replay.ref import forget_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["machine", "with_torch"]
+
+
+class _Machine:
+    def __init__(self, gpu: GPU, stack: contextlib.ExitStack) -> None:
+        self.gpu = gpu
+        self.stack = stack
+        self.has_torch = False
+
+    def need_torch(self) -> None:
+        if not self.has_torch:
+            # meta kernels import it; it files torch.cuda's functions by identity, so it must see the real ones
+            import torch._dynamo
+
+            from tcache.replay.autocast import autocast_for_ghosts
+            from tcache.replay.cuda import torch_cuda_for
+            from tcache.replay.ghost import GhostMode, hooks_in_mode
+
+            # what torch.compile would generate belongs to torch: the functions it wraps run as they are written
+            self.stack.enter_context(torch.compiler.set_stance("force_eager"))
+            self.stack.enter_context(torch_cuda_for(self.gpu))
+            if not any(outer.has_torch for outer in _machines if outer is not self):
+                self.stack.enter_context(autocast_for_ghosts())
+                self.stack.enter_context(hooks_in_mode())
+                self.stack.enter_context(GhostMode())
+            self.has_torch = True
+
+
+_machines: list[_Machine] = []
+_FIXED = ("tcache", "torch", "triton")
+_imported: set[str] = set()
+_last: list[GPU] = []
+
+
+@contextlib.contextmanager
+def machine(gpu: GPU) -> Iterator[None]:
+    """Believe, inside the block, that this machine has one ``gpu``.
+
+    Modules that replays imported are imported anew for another GPU: many keep what they learnt of the first one, in
+    constants (``torch.cuda.get_device_capability()[0] >= 9``, ``torch.version.hip``) or behind ``functools.cache``.
+    """
+    if _last and _last[0] != gpu:
+        forget_modules(_imported)
+        _imported.clear()
+    _last[:] = [gpu]
+    before = set(sys.modules)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()))
+        here = _Machine(gpu, stack)
+        _machines.append(here)
+        try:
+            if "torch" in sys.modules:
+                here.need_torch()
+            yield
+        finally:
+            _machines.pop()
+            new = set(sys.modules) - before
+            _imported.update(name for name in new if name.partition(".")[0] not in _FIXED)
+
+
+@contextlib.contextmanager
+def with_torch(*, needed: bool) -> Iterator[None]:
+    """Let torch, if it is needed or imported already, believe in the machine of the enclosing block.
+
+    Outside :func:`machine` the active driver's target is believed, inside this block only.
+    """
+    if not needed and "torch" not in sys.modules:
+        yield
+    elif _machines:
+        _machines[-1].need_torch()
+        yield
+    else:
+        with contextlib.ExitStack() as stack:
+            _Machine(_of_the_driver(), stack).need_torch()
+            yield
+
+
+def _of_the_driver() -> GPU:
+    backend, arch, warp_size = current_target()
+    facts = current_properties()
+    count, shared = facts.get("multiprocessor_count", 0), facts.get("max_shared_mem", 0)
+    return GPU(f"a GPU of target {backend}:{arch}", backend, arch, warp_size, count, shared)

@@ -1,0 +1,218 @@
+"""Values: known where the program stated them, refused with the user's line where it did not."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tcache._triton.written import written_arguments
+from tcache.errors import ManifestError
+from tcache.keys import find_gpu
+from tcache.manifest import load_manifest
+from tcache.replay import launches, machine
+from tcache.replay.values import ValueUnknown, forget
+
+H200 = find_gpu("NVIDIA H200")
+
+
+def data(*shape):
+    return torch.empty(shape or (4,), device="cuda")
+
+
+READS = {
+    "item": lambda: data().sum().item(),
+    "tolist": lambda: data().tolist(),
+    "if": lambda: 1 if (data() > 0).any() else 2,
+    "bool": lambda: bool(data()[0]),
+    "int": lambda: int(data().max()),
+    "float": lambda: float(data().max()),
+    "range": lambda: range(data(1).int()),
+    "nonzero": lambda: data().nonzero(),
+    "torch.nonzero": lambda: torch.nonzero(data()),
+    "where": lambda: torch.where(data() > 0),
+    "mask": lambda: data()[data() > 0],
+    "masked_select": lambda: torch.masked_select(data(), data() > 0),
+    "unique": lambda: data().unique(),
+    "unique_consecutive": lambda: torch.unique_consecutive(data()),
+    "numpy": lambda: data().cpu().numpy(),
+    "equal": lambda: torch.equal(data(), data()),
+    "allclose": lambda: torch.allclose(data(), data()),
+    "contains": lambda: 3 in data(),
+    "bincount": lambda: torch.bincount(data().long()),
+    "repeat_interleave": lambda: data().repeat_interleave(data().long()),
+    "after cpu": lambda: data().cpu().sum().item(),
+    "copied to a real tensor": lambda: torch.zeros(4).copy_(data()),
+    "argwhere": lambda: torch.argwhere(data()),
+    "while": lambda: [0 for _ in iter(lambda: bool(data()[0]), None)],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reading_names_the_line(name):
+    with machine(H200), pytest.raises(ValueUnknown, match="depends on the values") as caught:
+        READS[name]()
+    if name != "while":
+        line = inspect.getsourcelines(READS[name])[1]
+        assert caught.value.where == f"{__file__}:{line}"
+
+
+def test_printing_is_not_reading():
+    with machine(H200):
+        value = data(2, 3)
+        for text in (repr(value), str(value), f"{value}", f"{value.sum()}", f"{[value]}"):
+            assert "device='cuda:0'" in text
+            assert "size=" in text
+
+
+def test_values_that_the_program_states_are_known():
+    with machine(H200):
+        ends = torch.tensor([0, 100, 356], device="cuda")
+        assert ends.diff().tolist() == [100, 256]
+        assert int(ends[-1]) == 356
+        assert (ends[1:] - ends[:-1]).max().item() == 256
+        assert ends.cpu().numpy().tolist() == [0, 100, 356]
+        assert torch.tensor([3, 4]).cuda().to(torch.int32).tolist() == [3, 4]
+        assert torch.arange(3, device="cuda").flip(0).tolist() == [2, 1, 0]
+        assert torch.cat([ends, ends]).view(2, 3)[1].tolist() == [0, 100, 356]
+        assert (ends > 50).nonzero().flatten().tolist() == [1, 2]
+        assert (ends > 50).nonzero().is_cuda
+        assert ends[ends > 50].shape == (2,)
+        assert torch.equal(ends, ends.clone())
+        assert torch.zeros_like(data()).sum().item() == 0
+        assert f"{ends[1]}" == "100"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.add_(data()),
+        lambda t: t[1:].copy_(data(3)),
+        lambda t: t.__setitem__(0, 5),
+        lambda t: torch.add(data(), 1, out=t),
+        lambda t: t.view(2, 2).mul_(2),
+        lambda t: t.random_(),
+        lambda t: forget([t]),
+        lambda t: forget({"x": t[2:]}),
+    ],
+)
+def test_values_are_unknown_after_a_change(change):
+    with machine(H200):
+        value = torch.zeros(4, device="cuda")
+        view = value[1:]
+        assert value.tolist() == [0, 0, 0, 0]
+        change(value)
+        for one in (value, view):
+            with pytest.raises(ValueUnknown):
+                one.tolist()
+
+
+def test_random_and_large_tensors_are_unknown():
+    with machine(H200):
+        for value in (
+            torch.rand_like(torch.zeros(2, device="cuda")),
+            torch.zeros(1 << 20, device="cuda"),
+            torch.nn.functional.dropout(torch.ones(4, device="cuda")),
+            torch.empty_like(torch.zeros(2, device="cuda")),
+        ):
+            with pytest.raises(ValueUnknown):
+                value.tolist()
+
+
+@triton.jit
+def inner(pointer, value):
+    tl.store(pointer, value)
+
+
+@triton.jit
+def writes(a, b, c, d, e, index, n, BLOCK: tl.constexpr):
+    start = tl.load(index + tl.program_id(0))
+    o = start + tl.arange(0, BLOCK)
+    target = b + o
+    x = tl.load(a + o, mask=o < n)
+    tl.store(target, x, mask=o < n)
+    tl.atomic_add(c + o, x)
+    inner(d + o, x)
+    block = tl.make_block_ptr(e, (n,), (1,), (0,), (BLOCK,), (0,))
+    tl.store(block, x)
+
+
+@triton.autotune([triton.Config({"BLOCK": 64})], key=["n"])
+@triton.jit
+def reads(x, y, n, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    y_ptr = y
+    for _ in range(n):
+        y_ptr += BLOCK
+        tl.store(y_ptr + o, tl.load(x + o) + tl.load(y + o))
+
+
+def test_what_a_kernel_may_write_to():
+    assert written_arguments(writes) & {"a", "b", "c", "d", "e", "index"} == {"b", "c", "d", "e"}
+    assert "x" not in written_arguments(reads)
+    assert "y" in written_arguments(reads)
+
+
+WRAPPER = """\
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def k(x, index, y, n, B: tl.constexpr):
+    tl.store(y + tl.arange(0, B), tl.load(x + tl.arange(0, B)) + tl.load(index))
+
+def reads_result(x):
+    y = torch.zeros(16, device=x.device)
+    k[(1,)](x, torch.tensor([3], device=x.device), y, 16, B=16)
+    if y.sum() > 3:
+        k[(1,)](x, x, y, 17, B=16)
+
+def reads_index(x):
+    index = torch.tensor([3], device=x.device)
+    y = torch.zeros(16, device=x.device)
+    k[(1,)](x, index, y, 16, B=16)
+    for n in range(index.item()):
+        k[(1,)](x, index, y, n + 16, B=16)
+
+def swallows(x):
+    try:
+        x.sum().item()
+    except RuntimeError:
+        k[(1,)](x, x, x, 16, B=16)
+"""
+
+
+def cases(kernel_file, tmp_path, function):
+    kernel_file("wrapper.py", WRAPPER)
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        "version: 1\nkernels:\n"
+        f"  - call: wrapper.py:{function}\n    args: {{x: {{shape: [n], dtype: float32}}}}\n    cases: [{{n: 16}}]\n"
+    )
+    return list(load_manifest(path).cases())
+
+
+def test_a_manifest_error_names_both_lines_and_the_way_out(kernel_file, tmp_path):
+    (case,) = cases(kernel_file, tmp_path, "reads_result")
+    with machine(H200), pytest.raises(ManifestError) as caught:
+        launches(case)
+    assert "m.yaml:5:13" in caught.value.message
+    assert "wrapper.py:12: .__bool__()" in caught.value.message
+    assert "'kernel:'" in caught.value.hint
+    assert "tcache record" in caught.value.hint
+
+
+def test_a_kernel_keeps_what_it_only_reads(kernel_file, tmp_path):
+    (case,) = cases(kernel_file, tmp_path, "reads_index")
+    with machine(H200):
+        assert [launch.args[3] for launch in launches(case)] == [16, 16, 17, 18]
+
+
+def test_a_program_may_catch_it_as_on_any_device_without_values(kernel_file, tmp_path):
+    (case,) = cases(kernel_file, tmp_path, "swallows")
+    with machine(H200):
+        assert len(launches(case)) == 1
