@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -15,7 +16,7 @@ from tcache.errors import OutputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["atomic_write", "new_directory", "sha256_bytes", "sha256_file", "sorted_walk", "tree_size"]
+__all__ = ["atomic_write", "new_directory", "new_file", "sha256_bytes", "sha256_file", "sorted_walk", "tree_size"]
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -86,21 +87,12 @@ def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
     Raises:
         OutputError: ``target`` exists, or its parent cannot be written.
     """
-    if len(target.name.encode()) > 200:
-        raise OutputError(f"{target.name[:40]}…: the name is too long", "choose another --output")
-    if target.is_symlink() or (target.exists() and not (force and target.is_dir())):
-        kind = "directory" if target.is_dir() else "file"
-        hint = (
-            "choose another --output, or pass --force to replace it" if target.is_dir() else "choose another --output"
-        )
-        raise OutputError(f"{target}: output exists already (a {kind})", hint)
+    _free(target, force=force)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as error:
-        blocked = isinstance(error, (FileExistsError, NotADirectoryError))
-        reason = "a parent is a file" if blocked else error.strerror or error
-        raise OutputError(f"{target}: cannot write here: {reason}", "choose another --output") from error
+        raise _refused(target, error) from error
     try:
         staging.chmod(0o755)
         yield staging
@@ -108,8 +100,46 @@ def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
             shutil.rmtree(target)
         os.rename(staging, target)
     except OSError as error:
-        raise OutputError(
-            f"{target}: cannot write here: {error.strerror or error}", "choose another --output"
-        ) from error
+        raise _refused(target, error) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def new_file(target: Path, data: bytes, *, force: bool = False) -> None:
+    """Write a file that a failure leaves absent, or as it was.
+
+    Args:
+        target: where the file shall be.
+        data: its bytes.
+        force: replace an existing file.
+
+    Raises:
+        OutputError: ``target`` exists, or cannot be written.
+    """
+    _free(target, force=force, directory=False)
+    try:
+        atomic_write(target, data)
+    except OSError as error:
+        raise _refused(target, error) from error
+
+
+def _free(target: Path, *, force: bool, directory: bool = True) -> None:
+    """Refuse a name that is taken: by the other kind of thing always, by the same kind unless ``force``."""
+    if len(target.name.encode()) > 200:
+        raise OutputError(f"{target.name[:40]}…: the name is too long", "choose another --output")
+    replaceable = force and (target.is_dir() if directory else target.is_file())
+    if target.is_symlink() or (target.exists() and not replaceable):
+        kind = "directory" if target.is_dir() else "file"
+        other = "choose another --output"
+        same = target.is_dir() == directory
+        raise OutputError(
+            f"{target}: output exists already (a {kind})", f"{other}, or pass --force to replace it" if same else other
+        )
+
+
+def _refused(target: Path, error: OSError) -> OutputError:
+    blocked = isinstance(error, (FileExistsError, NotADirectoryError))
+    reason = "a parent is a file" if blocked else error.strerror or error
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    hint = "free some space, or choose another --output; nothing was left behind" if full else "choose another --output"
+    return OutputError(f"{target}: cannot write here: {reason}", hint)

@@ -74,6 +74,7 @@ class Bundle:
         head = read_head(self.root)
         self.name, self.environment, self.targets = head.name, head.environment, head.targets
         self.gpus, self.manifests, self.helpers, self.files = head.gpus, head.manifests, head.helpers, head.files
+        self.notes, self.hip_library = head.notes, head.hip_library
         self._grouped: dict[str, dict[str, str]] | None = None
         self._checked: dict[str, tuple[_Stamp, Accepted | Rejected]] = {}
         self._opened: dict[str, tuple[tuple[_Stamp, ...], dict[str, Path] | Rejected]] = {}

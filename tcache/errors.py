@@ -9,6 +9,7 @@ __all__ = [
     "GPUMissing",
     "KernelError",
     "ManifestError",
+    "MissingEntries",
     "NothingLeft",
     "OutputError",
     "StoreError",
@@ -86,6 +87,24 @@ class StoreError(TcacheError):
 
 class BundleError(TcacheError):
     """A bundle that is corrupt, foreign or incomplete."""
+
+
+class MissingEntries(BundleError):
+    """Entries that are to be packed and are not in the Triton cache.
+
+    Args:
+        missing: one line for each: kernel, shape key, config, entry.
+        total: how many entries are wanted.
+
+    Attributes:
+        details: the first of them, and how many more there are.
+    """
+
+    def __init__(self, missing: list[str], total: int, hint: str) -> None:
+        shown = missing[:20]
+        more = [f"… and {len(missing) - len(shown)} more"] if len(missing) > len(shown) else []
+        super().__init__(f"{len(missing)} of {total} entries are not in the Triton cache", hint)
+        self.details = (*shown, *more)
 
 
 class OutputError(TcacheError):

@@ -49,6 +49,8 @@ class Head:
             only a ``part`` that another includes.
         helpers: native helpers.
         files: name -> size and SHA-256 of every file.
+        notes: what a reader should know.
+        hip_library: where the service has ``libamdhip64.so``, which HIP helpers are made for.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Head:
     manifests: list[dict[str, Any]]
     helpers: list[Helper]
     files: dict[str, tuple[int, str]]
+    notes: list[str]
+    hip_library: str | None
 
 
 def read_head(root: Path) -> Head:
@@ -78,6 +82,8 @@ def read_head(root: Path) -> Head:
             manifests=[_manifest_row(row, files) for row in data["manifests"]],
             helpers=[_helper_row(row) for row in data["helpers"]],
             files=files,
+            notes=[str(note) for note in data.get("notes", [])],
+            hip_library=data.get("hip_library") and str(data["hip_library"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BundleError(f"{root / MANIFEST}: corrupt: {error!r}", "pack it again") from error

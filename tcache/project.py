@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
@@ -14,7 +15,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Project", "find_project"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Project", "find_project", "project_root"]
 
 
 class Project(BaseModel):
@@ -37,16 +41,8 @@ def find_project(start: Path) -> Project:
     Raises:
         UsageError: the table has an unknown key or a wrong type, or the file is no TOML.
     """
-    for folder in (start.resolve(), *start.resolve().parents):
+    for folder, table in _tables(start):
         path = folder / "pyproject.toml"
-        if not path.is_file():
-            continue
-        try:
-            table = tomllib.loads(path.read_text("utf-8")).get("tool", {}).get("tcache")
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise UsageError(f"{path}: not TOML: {error}") from error
-        if table is None:
-            continue
         try:
             project = Project.model_validate(table)
         except ValidationError as error:
@@ -55,3 +51,31 @@ def find_project(start: Path) -> Project:
             raise UsageError(f"{path}: [tool.tcache] {where}: {first['msg'].lower()}") from error
         return project.model_copy(update={"store": folder / project.store}) if project.store else project
     return Project()
+
+
+def project_root(start: Path) -> Path | None:
+    """Return the directory of the project that ``start`` lies in, None outside any.
+
+    That is the nearest one whose ``pyproject.toml`` has a ``[tool.tcache]`` table, else the nearest with a
+    ``pyproject.toml`` or a ``.git``.
+    """
+    for folder, _ in _tables(start):
+        return folder
+    for folder in (start.resolve(), *start.resolve().parents):
+        if (folder / "pyproject.toml").is_file() or (folder / ".git").exists():
+            return folder
+    return None
+
+
+def _tables(start: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the directories upwards of ``start`` that have a ``[tool.tcache]`` table, and the table."""
+    for folder in (start.resolve(), *start.resolve().parents):
+        path = folder / "pyproject.toml"
+        if not path.is_file():
+            continue
+        try:
+            table = tomllib.loads(path.read_text("utf-8")).get("tool", {}).get("tcache")
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise UsageError(f"{path}: not TOML: {error}") from error
+        if table is not None:
+            yield folder, table

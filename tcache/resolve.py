@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.kernels import through_decorators
@@ -46,6 +46,7 @@ class Resolved:
         ref: the manifest's ref.
         space: identity of the autotuner's config space now.
         direct: whether tcache specializes the launch as Triton does, so that the entry may be found without Triton.
+        tuning: the autotuner that chose the config, and its arguments: Triton names its own record after them.
     """
 
     gpu: GPU
@@ -59,6 +60,7 @@ class Resolved:
     ref: str
     space: str | None = None
     direct: bool = False
+    tuning: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def entry(self) -> str:
@@ -114,7 +116,7 @@ class _Choice:
     """Chooses the configs of one launch, and notes what they are chosen by.
 
     Attributes:
-        shape, notice, tuned, space: see :class:`Resolved`.
+        shape, notice, tuned, space, tuning: see :class:`Resolved`.
     """
 
     def __init__(
@@ -125,9 +127,11 @@ class _Choice:
         self.notice: str | None = None
         self.tuned: Kernel | None = None
         self.space: str | None = None
+        self.tuning: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
 
     def __call__(self, autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         launch = self._launch
+        self.tuning = (autotuner, args, dict(kwargs))
         self.space = space_identity(config_key(config) for config in autotuner.configs)
         named = named_arguments(autotuner, args, kwargs)
         # configs may add a key argument; in a program's own launch (no grid here) upstream skips what is absent
@@ -180,7 +184,7 @@ def _resolve_launch(
             done.append(
                 Resolved(
                     gpu, kernel, choice.shape, key, choice.tuned, notice, compilation, launch.where, launch.ref,
-                    choice.space, direct,
+                    choice.space, direct, choice.tuning,
                 )
             )  # fmt: skip
     except TcacheError:

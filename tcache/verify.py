@@ -17,8 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tcache.archives import opened
 from tcache.bundle import Bundle, Rejected
 from tcache.errors import BundleError, CacheMiss, KernelError, OutputError, TcacheError
+from tcache.project import project_root
 
 __all__ = ["Report", "verify"]
 
@@ -56,7 +58,7 @@ def verify(path: Path, manifests: list[Path], root: Path) -> Report:
     """Verify a bundle.
 
     Args:
-        path: the bundle directory.
+        path: the bundle: a directory, a wheel, an image layout, or an archive of one.
         manifests: manifests to replay; empty for those the bundle was packed from.
         root: the directory that manifests in the bundle are relative to (the project's root).
 
@@ -64,11 +66,17 @@ def verify(path: Path, manifests: list[Path], root: Path) -> Report:
         BundleError: it is no bundle, or it does not say where its manifests' kernels are and none were given.
         TcacheError: the child could not replay at all.
     """
+    with opened(path) as folder:
+        report = _verify(folder, manifests, root)
+        # what was unpacked is gone when the reader sees this
+        report.problems = [problem.replace(str(folder), str(path)) for problem in report.problems]
+    return report
+
+
+def _verify(path: Path, manifests: list[Path], root: Path) -> Report:
     bundle = Bundle(path)
-    report = Report(problems=bundle.problems())
+    report = Report(problems=bundle.problems(), notes=list(bundle.notes))
     chosen = manifests or _packed_manifests(bundle, root)
-    if any(target.startswith("hip") for target in bundle.targets):
-        report.notes.append("native helpers for hip are not packed: the service needs a C compiler and mode lookup")
     with tempfile.TemporaryDirectory(prefix="tcache-verify-", dir=_scratch()) as scratch:
         moved = Path(scratch, "elsewhere")
         try:
@@ -128,11 +136,14 @@ def _packed_manifests(bundle: Bundle, root: Path) -> list[Path]:
     found = []
     for row in bundle.manifests:
         relative = row.get("path")
+        places = [root, *([inside] if (inside := project_root(root)) is not None else [])]
+        root = next((place for place in places if relative and (place / relative).is_file()), root)
         if relative is None or not (root / relative).is_file():
             name = relative or Path(row["file"]).name
             raise BundleError(
-                f"{bundle.root}: manifest {name} is not at {root}: its kernels cannot be found",
-                "run from the project's root, pass --root, or give the manifest as a further argument",
+                f"manifest {name} of the bundle is not at {root}: its kernels cannot be found",
+                "run from the project's root (without a pyproject.toml: the manifest's folder), pass --root, or give "
+                "the manifest as a further argument",
             )
         checked = bundle.check(row["file"])
         if isinstance(checked, Rejected):
@@ -289,7 +300,7 @@ def _launch(launch: Any, bundle: Bundle, replayed: dict[tuple[str | None, str], 
     shape = _shape(launch)
     for entry in found:
         replayed.setdefault((shape, entry), {"ref": launch.ref, "shape": shape, "entry": entry})
-    for source in helper_sources([kernel]):
+    for source in helper_sources([kernel], bundle.hip_library):
         helper = bundle.helper(source=source.digest)
         if helper is None:
             return f"native helper {source.name} (source {source.digest[:12]}) is not packed"

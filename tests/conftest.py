@@ -35,12 +35,21 @@ def image_builder():
     )
 
 
+def missing_tools() -> list[str]:
+    tools = ("umoci", "skopeo", "buildah", "docker-registry")
+    return [name for name in tools if not shutil.which(name)] or ([] if os.geteuid() == 0 else ["root"])
+
+
 NEEDS = {
     "container": (
         image_builder,
         "needs root that may mount, mmdebstrap and buildah or apt-get, and TCACHE_TEST_OFFLINE unset",
     ),
     "gpu": (gpu_present, "needs an NVIDIA GPU"),
+    "images": (
+        lambda: not missing_tools(),
+        "needs umoci, skopeo, buildah and docker-registry (apt-get install), and root",
+    ),
     "compat": (lambda: not os.environ.get("TCACHE_TEST_OFFLINE"), "TCACHE_TEST_OFFLINE is set"),
 }
 

@@ -28,9 +28,9 @@ from tcache._triton.probe import _manager
 from tcache.errors import CompilerMissing, TcacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["HelperSource", "build", "helper_sources", "suffix"]
+__all__ = ["HelperSource", "build", "find_hip_library", "helper_sources", "lookup_names", "suffix"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,12 @@ class _Asked(BaseException):
 
 
 class _Empty(CacheManager):  # type: ignore[misc]  # upstream is untyped
-    """A cache without entries, so that Triton goes on to build."""
+    """A cache without entries, so that Triton goes on to build; it notes the name asked for last."""
+
+    asked = ""
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        _Empty.asked = key
 
     def get_file(self, filename: str) -> str | None:
         return None
@@ -91,18 +96,19 @@ class _Empty(CacheManager):  # type: ignore[misc]  # upstream is untyped
 
 
 @contextlib.contextmanager
-def _collecting(found: dict[str, HelperSource]) -> Iterator[None]:
+def _collecting(seen: Callable[[HelperSource, str], None], driver_dir: str | None) -> Iterator[None]:
     def impl(
         name: str, src: str, _srcdir: str, _library_dirs: list[str], include_dirs: list[str], libraries: list[str]
     ) -> str:
         helper = HelperSource(name, Path(src).read_text("utf-8"), tuple(include_dirs), tuple(libraries))
-        found.setdefault(helper.digest, helper)
+        seen(helper, _Empty.asked)
         raise _Asked
 
     before = knobs.build.impl
     library_path = knobs.nvidia.libcuda_path
     knobs.build.impl = impl
-    knobs.nvidia.libcuda_path = library_path or "/nonexistent"  # keeps upstream from asking ldconfig for a driver
+    # a path given keeps upstream from asking ldconfig for a driver
+    knobs.nvidia.libcuda_path = driver_dir or library_path or "/nonexistent"
     try:
         with _manager(_Empty):
             yield
@@ -111,29 +117,115 @@ def _collecting(found: dict[str, HelperSource]) -> Iterator[None]:
         knobs.nvidia.libcuda_path = library_path
 
 
-def helper_sources(kernels: Iterable[Any]) -> list[HelperSource]:
-    """Return the helpers that launching these kernels needs, sorted by name and digest.
-
-    Args:
-        kernels: Triton's ``CompiledKernel`` objects, or anything with their ``src`` and ``metadata``;
-            those of other backends than CUDA need none that can be built
-            without their SDK and are passed over.
-    """
+def _ask(kernels: list[Any], hip_library: str | None) -> None:
+    """Make Triton ask for every helper of these kernels, and for none to be loaded."""
     from triton.backends.nvidia import driver as nvidia
 
-    found: dict[str, HelperSource] = {}
-    cuda = [kernel for kernel in kernels if kernel.metadata.target.backend == "cuda"]
-    if not cuda:
-        return []
-    with _collecting(found):
+    by_backend: dict[str, list[Any]] = {"cuda": [], "hip": []}
+    for kernel in kernels:
+        by_backend[kernel.metadata.target.backend].append(kernel)
+    if by_backend["cuda"]:
         with contextlib.suppress(_Asked):
             nvidia.CudaUtils()
         # 3.6 has a launcher per signature; later releases launch through cuda_utils
         if hasattr(nvidia, "make_launcher"):
-            for kernel in cuda:
+            for kernel in by_backend["cuda"]:
                 with contextlib.suppress(_Asked):
                     nvidia.CudaLauncher(kernel.src, kernel.metadata)
+    if by_backend["hip"] and hip_library:
+        from triton.backends.amd import driver as amd
+
+        before, amd._get_path_to_hip_runtime_dylib = amd._get_path_to_hip_runtime_dylib, lambda: hip_library
+        try:
+            with contextlib.suppress(_Asked):
+                amd.HIPUtils()
+            if hasattr(amd, "make_launcher"):
+                for kernel in by_backend["hip"]:
+                    with contextlib.suppress(_Asked):
+                        amd.HIPLauncher(kernel.src, kernel.metadata)
+        finally:
+            amd._get_path_to_hip_runtime_dylib = before
+
+
+def helper_sources(kernels: Iterable[Any], hip_library: str | None = None) -> list[HelperSource]:
+    """Return the helpers that launching these kernels needs, sorted by name and digest.
+
+    Args:
+        kernels: Triton's ``CompiledKernel`` objects, or anything with their ``src`` and ``metadata``.
+        hip_library: path of ``libamdhip64.so`` where AMD kernels will be launched: it is part of their helpers'
+            source. Without it AMD kernels are passed over.
+    """
+    found: dict[str, HelperSource] = {}
+
+    def seen(helper: HelperSource, _name: str) -> None:
+        found.setdefault(helper.digest, helper)
+
+    with _collecting(seen, None):
+        _ask(list(kernels), hip_library)
     return sorted(found.values(), key=lambda helper: (helper.name, helper.digest))
+
+
+def lookup_names(
+    kernels: Iterable[Any], driver_dirs: Iterable[str], hip_library: str | None = None
+) -> dict[str, list[str]]:
+    """Return helper digest -> the cache entries in which stock Triton may look for it, as Triton itself names them.
+
+    The name covers the source and ``platform_key()``, which differs with and without the ``file`` program; from 3.8
+    on also the directories of Triton and of the driver library.
+
+    Args:
+        kernels, hip_library: as for :func:`helper_sources`.
+        driver_dirs: directories in which the service may have ``libcuda.so.1``.
+    """
+    kernels, dirs = list(kernels), list(driver_dirs)
+    one_of_each = list({kernel.metadata.target.backend: kernel for kernel in kernels}.values())
+    found: dict[str, set[str]] = {}
+    for linkage in ("ELF", ""):
+        sample: dict[str, set[str]] = {}
+        for directory in dirs[:2]:
+            _ask_by_name(one_of_each, sample, linkage, directory, hip_library)
+        # up to 3.7 the directory is no part of the name: one answers for all
+        needed = dirs if any(len(names) > 1 for names in sample.values()) else dirs[:1]
+        for directory in needed:
+            _ask_by_name(kernels, found, linkage, directory, hip_library)
+    return {digest: sorted(names) for digest, names in found.items()}
+
+
+def _ask_by_name(
+    kernels: list[Any], found: dict[str, set[str]], linkage: str, directory: str, hip_library: str | None
+) -> None:
+    """Add the names of these kernels' helpers on a machine with that linkage and driver directory."""
+    from triton.runtime import build as upstream
+
+    def seen(helper: HelperSource, name: str) -> None:
+        found.setdefault(helper.digest, set()).add(name)
+
+    before = upstream.platform_key
+    upstream.platform_key = lambda: f"{platform.machine()},{platform.system()},64bit,{linkage}"
+    _forget_driver_dirs()
+    try:
+        with _collecting(seen, directory):
+            _ask(kernels, hip_library)
+    finally:
+        upstream.platform_key = before
+        _forget_driver_dirs()
+
+
+def _forget_driver_dirs() -> None:
+    from triton.backends.nvidia import driver as nvidia
+
+    for name in ("libcuda_dirs", "library_dirs"):
+        getattr(nvidia, name).cache_clear()
+
+
+def find_hip_library() -> str | None:
+    """Return the path of ``libamdhip64.so`` that Triton would use on this machine, None when there is none."""
+    from triton.backends.amd import driver as amd
+
+    try:
+        return str(amd._get_path_to_hip_runtime_dylib())
+    except Exception:
+        return None
 
 
 def suffix() -> str:

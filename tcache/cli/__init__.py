@@ -22,6 +22,7 @@ _COMMANDS = {
     "warmup": "Compile the winners of a manifest into the Triton cache; needs no GPU.",
     "resolve": "Print the entry of every launch, present or not; compiles nothing.",
     "pack": "Copy what a manifest references into a bundle, and nothing else.",
+    "diff": "Show what changed between two bundles.",
     "gpus": "Print the GPUs known by name, with target, sizes and sources.",
     "verify": "Prove in a fresh, frozen process that every launch of a bundle hits.",
 }
@@ -65,9 +66,10 @@ class _Lazy(click.Group):
 
 def _refuse(error: TcacheError) -> None:
     """Print one message and one tip, and exit with the error's code. With --json, as JSON on standard output."""
-    if "--json" in sys.argv[1:] or os.environ.get("TCACHE_JSON", "") not in ("", "0"):
-        click.echo(json.dumps({"version": 1, "error": error.message, "hint": error.hint}))
     details = getattr(error, "details", ())
+    if "--json" in sys.argv[1:] or os.environ.get("TCACHE_JSON", "") not in ("", "0"):
+        more = {"details": list(details)} if details else {}
+        click.echo(json.dumps({"version": 1, "error": error.message, "hint": error.hint, **more}))
     click.echo("\n".join([f"error: {error.message}", *(f"  {line}" for line in details)]), err=True)
     if error.hint:
         click.echo(f"hint: {error.hint}", err=True)

@@ -81,7 +81,10 @@ def brief(specialization: dict[str, Any]) -> str:
     return " ".join(parts + [f"{name}=1" for name in ones])
 
 
-def report_untuned(missing: list[Any]) -> None:
+_UNTUNED = "run `tcache tune` on the GPU, or pass --untuned nearest or default"
+
+
+def report_untuned(missing: list[Any], hint: str = _UNTUNED) -> None:
     """List launches without a best config and exit 1; nothing to do when there are none."""
     if not missing:
         return
@@ -89,5 +92,5 @@ def report_untuned(missing: list[Any]) -> None:
         click.echo(f"error: {row}", err=True)
     if len(missing) > 5:
         click.echo(f"error: … and {len(missing) - 5} more", err=True)
-    click.echo("hint: run `tcache tune` on the GPU, or pass --untuned nearest or default", err=True)
+    click.echo(f"hint: {hint}", err=True)
     raise SystemExit(1)

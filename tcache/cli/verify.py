@@ -16,11 +16,12 @@ from tcache.cli.output import print_json
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("manifests", nargs=-1, type=click.Path(path_type=Path), metavar="[MANIFEST]...")
 @click.option("--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path(), show_envvar=True,
-              help="Project root that the packed manifests are relative to.  [default: this directory]")  # fmt: skip
+              help="What packed manifests are relative to.  [default: this directory, or its project]")  # fmt: skip
 @json_option
 def command(bundle: Path, manifests: tuple[Path, ...], root: Path, as_json: bool) -> None:
-    """Replay a bundle's manifests (or MANIFEST) in a fresh process, frozen, with the bundle moved to another directory
-    and no other cache. Needs no GPU. Exits 1 on any miss.
+    """Replay the manifests of a bundle (a directory, a wheel, an image layout or an archive of one), or MANIFEST, in a
+    fresh process, frozen, with the bundle moved to another directory and no other cache. Needs no GPU. Exits 1 on any
+    miss.
     """
     from tcache.verify import verify
 

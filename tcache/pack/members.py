@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tcache._triton.cache import cache_directory
 from tcache.compile import entry_present
 from tcache.errors import BundleError
-from tcache.pack._cubin import cubin_problem, strip_debug
+from tcache.keys.shape import ShapeKey
+from tcache.pack._cubin import cubin_problem, strip_debug, with_name
 from tcache.store import Record
 
 if TYPE_CHECKING:
@@ -19,7 +20,17 @@ if TYPE_CHECKING:
     from tcache.resolve import Resolved
     from tcache.store import Store
 
-__all__ = ["IR", "Member", "entry_members", "index_text", "missing_entries", "store_members"]
+__all__ = [
+    "IR",
+    "Borrowed",
+    "Member",
+    "best_configs",
+    "distinct",
+    "entry_members",
+    "index_text",
+    "missing_entries",
+    "store_members",
+]
 
 IR = ("source", "ttir", "ttgir", "llir", "ptx", "amdgcn")
 """Intermediate files that a launch does not need."""
@@ -33,6 +44,18 @@ class Member:
 
     path: str
     data: bytes
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """One file whose bytes are elsewhere and are read when they are written: a base image's layers are large."""
+
+    path: str
+    source: Path
+
+    @property
+    def data(self) -> bytes:
+        return self.source.read_bytes()
 
 
 def distinct(resolved: Iterable[Resolved]) -> list[Resolved]:
@@ -98,44 +121,46 @@ def _relocatable(path: Path, *, keep_debug: bool) -> bytes:
         metadata["extern_libs"] = [[name, Path(library).name] for name, library in libraries]
         return json.dumps(metadata, separators=(",", ":")).encode()
     if path.suffix == ".cubin" and not keep_debug:
-        return strip_debug(data)
+        return with_name(strip_debug(data), path.parent.name)
     return data
 
 
-def store_members(resolved: Iterable[Resolved], stores: tuple[Store, ...]) -> list[Member]:
-    """Return the records of the best configs used, each cut down to those shapes and to the winner's timing."""
-    wanted: dict[tuple[str, str], tuple[Any, Any, set[str]]] = {}
+def best_configs(resolved: Iterable[Resolved], stores: tuple[Store, ...]) -> dict[tuple[str, str], Record]:
+    """Return the best configs used, each record cut down to those shapes and to the winner's timing.
+
+    Returns:
+        (GPU slug, kernel id) -> record.
+    """
+    wanted: dict[tuple[str, str], dict[str, Resolved]] = {}
     for launch in resolved:
         if launch.tuned is not None and launch.shape is not None:
-            row = wanted.setdefault((launch.gpu.slug, launch.tuned.id), (launch.gpu, launch.tuned, set()))
-            row[2].add(launch.shape)
-    sources = {(launch.gpu.slug, launch.tuned.id): launch.facts()["source"] for launch in resolved if launch.tuned}
-    configs = {
-        (launch.gpu.slug, launch.tuned.id, launch.shape): (launch.config, launch.space)
-        for launch in resolved
-        if launch.tuned is not None
-    }
-    found = []
-    for (slug, kernel_id), (gpu, kernel, shapes) in sorted(wanted.items(), key=lambda row: row[0]):
+            wanted.setdefault((launch.gpu.slug, launch.tuned.id), {})[launch.shape] = launch
+    found = {}
+    for key, by_shape in sorted(wanted.items()):
+        first = next(iter(by_shape.values()))
+        source = first.facts()["source"]
+        assert first.tuned is not None
         entries = {}
-        for shape in shapes:
-            key = _parsed(shape)
+        for text, launch in by_shape.items():
+            shape = ShapeKey.parse(text)
             for store in stores:
-                entry = store.get(gpu, kernel, key, sources[slug, kernel_id])
-                if entry is not None and entry.source == sources[slug, kernel_id]:
-                    winner, space = configs[slug, kernel_id, shape]
-                    timings = {name: timing for name, timing in entry.timings.items() if name == winner}
-                    entries[key] = replace(entry, config=winner, timings=timings, space=space, tied=(), extra={})
+                entry = store.get(first.gpu, first.tuned, shape, source)
+                if entry is not None and entry.source == source:
+                    timings = {name: timing for name, timing in entry.timings.items() if name == launch.config}
+                    entries[shape] = replace(
+                        entry, config=launch.config, timings=timings, space=launch.space, tied=(), extra={}
+                    )
                     break
-        text = Record(gpu, kernel, entries).text()
-        found.append(Member(f"store/{slug}/{kernel_id}.json", text.encode()))
+        found[key] = Record(first.gpu, first.tuned, entries)
     return found
 
 
-def _parsed(shape: str) -> Any:
-    from tcache.keys.shape import ShapeKey
-
-    return ShapeKey.parse(shape)
+def store_members(records: dict[tuple[str, str], Record]) -> list[Member]:
+    """Return the best configs as files."""
+    return [
+        Member(f"store/{slug}/{kernel_id}.json", record.text().encode())
+        for (slug, kernel_id), record in sorted(records.items())
+    ]
 
 
 def index_text(resolved: Iterable[Resolved]) -> bytes:

@@ -9,7 +9,7 @@ import triton
 from tcache._triton.driver import stub
 from tcache._triton.mock import MockTensor
 from tcache._triton.probe import compilation_of
-from tcache.pack._cubin import strip_debug
+from tcache.pack._cubin import cubin_problem, strip_debug, with_name
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 KERNEL = """
@@ -53,6 +53,24 @@ def test_stripping_keeps_the_code_and_drops_the_paths(cubin, tmp_path):
 def test_stripping_twice_changes_nothing_more(cubin):
     stripped = strip_debug(cubin[0])
     assert strip_debug(stripped) == stripped
+
+
+def test_a_name_changes_nothing_but_the_table_of_section_names(cubin, tmp_path):
+    stripped = strip_debug(cubin[0])
+    named = with_name(stripped, "NAMEOFANENTRY")
+    assert named.endswith(b"\0NAMEOFANENTRY\0")
+    assert cubin_problem(named, 90) is None
+    assert machine_code(named, tmp_path) == machine_code(stripped, tmp_path) != []
+    lists = []
+    for data in (stripped, named):
+        (tmp_path / "x.cubin").write_bytes(data)
+        command = [TOOLS / "cuobjdump", "-elf", tmp_path / "x.cubin"]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        rows = [line.split() for line in text.splitlines()]
+        lists.append([row[4:] for row in rows if len(row) > 8 and row[0].isdigit() and "shstrtab" not in row[-1]])
+    assert lists[0] == lists[1] != []
+    for other in (b"", b"text", b"\x7fELF\x01\x01" + bytes(100)):
+        assert with_name(other, "x") == other
 
 
 def test_what_is_no_cubin_is_left_alone(cubin):

@@ -68,7 +68,8 @@ def test_only_the_door_imports_triton():
 
 LAYERS = [
     ["cli"],
-    ["verify", "pack", "warmup", "project", "supervise", "tuneworker", "generalize"],
+    ["verify", "pack", "diff"],
+    ["warmup", "project", "supervise", "tuneworker", "generalize"],
     ["resolve"],
     ["replay"],
     ["adopting", "decorate", "preloading", "recording"],
@@ -80,6 +81,8 @@ LAYERS = [
     ["explain"],
     ["active", "decide"],
     ["contend", "journal", "counters", "isolation", "snippet", "differences"],
+    ["archives"],
+    ["layout"],
     ["bundle"],
     ["head"],
     ["index", "environment", "discover"],

@@ -1,0 +1,312 @@
+"""A bundle in whatever form it comes, as a directory: wheels and images are unpacked safely to a temporary place.
+
+No member leaves its root: no ``..``, no absolute path, no link, no device, no name twice; and nothing unpacks to more
+than a limit, whatever its header says.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import errno
+import hashlib
+import io
+import stat
+import tarfile
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING
+
+from tcache.errors import BundleError
+from tcache.layout import BUNDLE_LABEL, Image, Layer, is_layout, read_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Limits", "opened", "opened_image", "unpack_tar", "unpack_zip"]
+
+_MARK = "bundle.json"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an archive may unpack to.
+
+    Attributes:
+        bytes: of all its files together.
+        files: how many members.
+    """
+
+    bytes: int = 16 * 1024**3
+    files: int = 1_000_000
+
+
+@contextlib.contextmanager
+def opened(path: Path, limits: Limits = Limits()) -> Iterator[Path]:
+    """Give a bundle's directory inside the block.
+
+    Args:
+        path: a bundle directory (given as it is), a wheel, an image layout, or a tar archive of a layout or a bundle.
+        limits: what an archive may unpack to.
+
+    Raises:
+        BundleError: it is none of these, is damaged, or an archive's member is not what a bundle may have.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            found = _bundle(path, stack, limits)
+        except OSError as error:
+            raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", _SPACE) from error
+        yield found
+
+
+_SPACE = "free some space where TMPDIR is, or set it to another place"
+
+
+def _bundle(path: Path, stack: contextlib.ExitStack, limits: Limits) -> Path:
+    if path.is_dir():
+        return _from_layout(path, stack, limits, str(path)) if is_layout(path) else path
+    kind = _kind(path)
+    if kind is None:
+        return path  # a file or nothing: opening it as a bundle says so
+    folder = _scratch(stack)
+    if kind == "zip":
+        unpack_zip(path, folder, limits)
+        return _from_wheel(path, folder)
+    with path.open("rb") as file:
+        unpack_tar(file, folder, limits, what=str(path))
+    return _from_layout(folder, stack, limits, str(path)) if is_layout(folder) else folder
+
+
+@contextlib.contextmanager
+def opened_image(path: Path, limits: Limits = Limits()) -> Iterator[Image]:
+    """Give an image inside the block, every blob of it checked.
+
+    Args:
+        path: an image layout, or a tar archive of one.
+        limits: what an archive may unpack to.
+
+    Raises:
+        BundleError: it is neither, or is damaged.
+    """
+    with contextlib.ExitStack() as stack:
+        root = path
+        if not path.is_dir() and _kind(path) == "tar":
+            root = _scratch(stack)
+            try:
+                with path.open("rb") as file:
+                    unpack_tar(file, root, limits, what=str(path))
+            except OSError as error:
+                raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", _SPACE) from error
+        image = _named(root, str(path))
+        yield image
+
+
+def _scratch(stack: contextlib.ExitStack) -> Path:
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tcache-")))
+
+
+def _kind(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(512)
+    except OSError:
+        return None
+    if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
+        return "zip"
+    return "tar" if head[:2] == b"\x1f\x8b" or head[257:262] == b"ustar" else None
+
+
+def _from_wheel(path: Path, folder: Path) -> Path:
+    found = [mark.parent for mark in sorted(folder.glob(f"*/{_MARK}"))]
+    if len(found) != 1:
+        raise BundleError(f"{path}: holds {len(found)} bundles, expected one", "give a wheel that `tcache pack` wrote")
+    _check_record(path, folder)
+    return found[0]
+
+
+def _check_record(path: Path, folder: Path) -> None:
+    """Compare a wheel's files with its RECORD: what pip installs is what was packed."""
+    records = list(folder.glob("*.dist-info/RECORD"))
+    if len(records) != 1:
+        raise BundleError(f"{path}: no wheel: {len(records)} RECORD files", "pack it again")
+    try:
+        rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(records[0].read_text("utf-8"))) if row}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BundleError(f"{path}: RECORD is corrupt: {error}", "pack it again") from error
+    own = records[0].relative_to(folder).as_posix()
+    present = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+    for name in sorted({*rows, *present} - {own}):
+        if name not in present or name not in rows:
+            where = "is in RECORD and not in the wheel" if name not in present else "is not in RECORD"
+            raise BundleError(f"{path}: {name} {where}", "pack it again")
+        data = present[name].read_bytes()
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        if rows[name] != [f"sha256={digest}", str(len(data))]:
+            raise BundleError(f"{path}: {name} is not what RECORD says", "pack it again")
+
+
+def _from_layout(root: Path, stack: contextlib.ExitStack, limits: Limits, what: str) -> Path:
+    image = _named(root, what)
+    place = image.labels.get(BUNDLE_LABEL)
+    if place is None:
+        raise BundleError(f"{what}: the image has no label {BUNDLE_LABEL}", "give an image that `tcache pack` wrote")
+    prefix = _inside(place.strip("/"), what)
+    folder = _scratch(stack)
+    for layer in reversed(image.layers):
+        if _unpack_layer(layer, folder, prefix, limits, what):
+            return folder / prefix
+    raise BundleError(f"{what}: no layer has a bundle at /{prefix}", "pack it again")
+
+
+def _named(root: Path, what: str) -> Image:
+    try:
+        return read_layout(root)
+    except BundleError as error:  # say the archive's name, not the temporary directory's
+        raise BundleError(error.message.replace(str(root), what), error.hint) from error
+
+
+def _unpack_layer(layer: Layer, folder: Path, prefix: str, limits: Limits, what: str) -> bool:
+    """Unpack what a layer has below ``prefix``; a base's other files are looked over and left alone."""
+    with tempfile.TemporaryFile() as file:
+        size = 0
+        for block in layer.blocks():
+            size += len(block)
+            if size > limits.bytes:
+                raise BundleError(f"{what}: a layer unpacks to more than {limits.bytes} bytes")
+            file.write(block)
+        file.seek(0)
+        unpack_tar(file, folder, limits, what=what, prefix=prefix)
+    return (folder / prefix / _MARK).is_file()
+
+
+def unpack_tar(file: IO[bytes], target: Path, limits: Limits, *, what: str, prefix: str = "") -> None:
+    """Unpack regular files and directories of a tar archive, compressed with gzip or not.
+
+    Args:
+        file: the archive, seekable.
+        target: an existing directory.
+        limits: what it may unpack to.
+        what: the archive's name, for messages.
+        prefix: only members below it are unpacked and judged.
+
+    Raises:
+        BundleError: it is damaged, or a member is not what a bundle may have; ``target`` then has some of the others.
+    """
+    box = _Box(target, limits, what)
+    try:
+        with tarfile.open(fileobj=file, mode="r:*") as archive:
+            for info in archive:
+                name = info.name.removeprefix("./") or "."
+                if prefix and name != prefix and not name.startswith(f"{prefix}/"):
+                    continue
+                if info.isdir():
+                    box.folder(name)
+                elif info.isreg() and not info.issparse():
+                    source = archive.extractfile(info)
+                    assert source is not None
+                    box.file(name, source, info.size)
+                else:
+                    raise BundleError(f"{what}: member {info.name!r} is neither a file nor a directory")
+            assert archive.fileobj is not None
+            archive.fileobj.seek(archive.offset)  # where the next header would be
+            if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+                raise BundleError(f"{what}: damaged archive: it has no end", "copy or pack it again")
+    except Exception as error:
+        judged = _judged(error, what)
+        if judged is error:
+            raise
+        raise judged from error
+
+
+def unpack_zip(path: Path, target: Path, limits: Limits = Limits()) -> None:
+    """Unpack a zip archive into an existing directory.
+
+    Raises:
+        BundleError: it is damaged, or a member is not what a bundle may have.
+    """
+    box = _Box(target, limits, str(path))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                kind = stat.S_IFMT(info.external_attr >> 16)
+                if info.flag_bits & 0x1:
+                    raise BundleError(f"{path}: member {info.filename!r} is encrypted")
+                if info.is_dir():
+                    box.folder(info.filename.rstrip("/"))
+                elif kind in (0, stat.S_IFREG):
+                    with archive.open(info) as source:
+                        box.file(info.filename, source, info.file_size)
+                else:
+                    raise BundleError(f"{path}: member {info.filename!r} is neither a file nor a directory")
+    except Exception as error:
+        judged = _judged(error, str(path))
+        if judged is error:
+            raise
+        raise judged from error
+
+
+class _Box:
+    """A directory that members are put into, and never beside."""
+
+    def __init__(self, target: Path, limits: Limits, what: str) -> None:
+        self._target, self._limits, self._what = target, limits, what
+        self._left = limits.bytes
+        self._count = 0
+        self._seen: set[str] = set()
+
+    def _place(self, name: str) -> Path:
+        _inside(name, self._what)
+        self._count += 1
+        if self._count > self._limits.files:
+            raise BundleError(f"{self._what}: more than {self._limits.files} members")
+        return self._target / name
+
+    def folder(self, name: str) -> None:
+        if name != ".":
+            self._made(self._place(name))
+
+    def _made(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise BundleError(f"{self._what}: {path.relative_to(self._target)} is both file and directory") from error
+
+    def file(self, name: str, source: IO[bytes], size: int) -> None:
+        path = self._place(name)
+        if name in self._seen or path.exists():
+            raise BundleError(f"{self._what}: member {name!r} stands twice")
+        self._seen.add(name)
+        self._made(path.parent)
+        count = 0
+        with path.open("xb") as file:
+            for block in iter(lambda: source.read(1 << 20), b""):
+                count += len(block)
+                if count > min(size, self._left):
+                    reason = f"is larger than the {size} bytes it says" if count > size else "exceeds the limit"
+                    raise BundleError(f"{self._what}: member {name!r} {reason}")
+                file.write(block)
+        if count != size:
+            raise BundleError(f"{self._what}: member {name!r} has {count} bytes, not the {size} it says")
+        self._left -= count
+
+
+def _inside(name: str, what: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name or "\0" in name or name == ".":
+        raise BundleError(f"{what}: member {name!r} leaves the archive's root")
+    return name
+
+
+_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
+
+
+def _judged(error: Exception, what: str) -> Exception:
+    """Return what an exception met while unpacking means: the standard library's parsers raise whatever comes."""
+    if isinstance(error, BundleError) or (isinstance(error, OSError) and error.errno in _OURS):
+        return error
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return BundleError(f"{what}: damaged archive: {line[:200]}", "copy or pack it again")

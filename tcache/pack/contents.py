@@ -1,0 +1,194 @@
+"""What a bundle holds, in whatever form it is written: read :func:`collect` as its table of contents."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tcache._fs import sha256_bytes
+from tcache._triton import release
+from tcache._triton.distribution import distribution
+from tcache._triton.probe import key_environment
+from tcache._triton.ptxas import ptxas_release
+from tcache.bundle import SCHEMA, Environment, environment_fields
+from tcache.errors import UsageError
+from tcache.pack.helpers import Helpers, build_helpers
+from tcache.pack.members import Member, best_configs, distinct, entry_members, index_text, store_members
+from tcache.project import project_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tcache.manifest import LoadedManifest
+    from tcache.resolve import Resolved
+    from tcache.store import Record, Store
+
+__all__ = ["Contents", "Packed", "collect", "source_date_epoch"]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was written.
+
+    Attributes:
+        path: the directory or file.
+        form: ``dir``, ``wheel``, ``oci`` or ``native``.
+        launches, entries, helpers: how many.
+        bytes: size of all files in it, before compression.
+        notes: what its reader should know.
+        digests: what identifies it, where the form has such a thing: an image's manifest digest, a layer's diff_id.
+    """
+
+    path: Path
+    form: str
+    launches: int
+    entries: int
+    helpers: int
+    bytes: int
+    notes: tuple[str, ...] = ()
+    digests: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A bundle before it is written.
+
+    Attributes:
+        name: what the bundle is called.
+        resolved: the launches.
+        environment: what must match.
+        files: all its files, sorted by path, ``bundle.json`` among them.
+        helpers: the native helpers.
+        records: (GPU slug, kernel id) -> the best configs used.
+        notes: what its reader should know.
+    """
+
+    name: str
+    resolved: list[Resolved]
+    environment: Environment
+    files: tuple[Member, ...]
+    helpers: Helpers
+    records: dict[tuple[str, str], Record]
+    notes: tuple[str, ...]
+
+    @property
+    def entries(self) -> list[Resolved]:
+        """One launch for each entry, sorted by entry."""
+        return distinct(self.resolved)
+
+    def packed(
+        self, path: Path, form: str, files: Iterable[Member], notes: tuple[str, ...] = (), **digests: str
+    ) -> Packed:
+        """Return the answer of a writer."""
+        count = sum(len(member.data) for member in files)
+        helpers = len(self.helpers.built)
+        every = (*self.notes, *notes)
+        return Packed(path, form, len(self.resolved), len(self.entries), helpers, count, every, digests or None)
+
+
+def collect(
+    resolved: list[Resolved],
+    manifests: list[LoadedManifest],
+    stores: tuple[Store, ...],
+    name: str,
+    *,
+    include_ir: tuple[str, ...] = (),
+    with_native: bool = True,
+    hip_library: str | None = None,
+) -> Contents:
+    """Gather everything these launches reference, and nothing else.
+
+    Args:
+        resolved: the launches; every entry must be in the Triton cache.
+        manifests: what they were replayed from; copied in, so that ``verify`` can replay them.
+        stores: where their best configs are.
+        name: what the bundle is called.
+        include_ir: kinds of intermediate files to include, of :data:`tcache.pack.members.IR`.
+        with_native: build and include native helpers.
+        hip_library: path of ``libamdhip64.so`` in the service, for AMD targets.
+
+    Raises:
+        BundleError: an entry is incomplete or damaged.
+        CompilerMissing: native helpers are wanted and there is no C compiler.
+    """
+    members = entry_members(resolved, include_ir)
+    records = best_configs(resolved, stores)
+    members += store_members(records)
+    members.append(Member("index.json", index_text(resolved)))
+    copies = _manifest_members(manifests)
+    members += [member for member, _ in copies]
+    helpers = build_helpers(resolved, hip_library) if with_native else Helpers(notes=(_NO_NATIVE,))
+    members += helpers.members()
+    environment = _environment(resolved)
+    head = {
+        "schema": SCHEMA,
+        "name": name,
+        "environment": environment_fields(environment),
+        "gpus": _gpus(resolved),
+        "targets": sorted({str(launch.gpu.target) for launch in resolved}),
+        "manifests": [row for _, row in copies],
+        "helpers": [helper.row() for helper in helpers.built],
+        "hip_library": helpers.hip_library,
+        "notes": list(helpers.notes),
+    }
+    members = _distinct_files(members)
+    rows = {member.path: {"size": len(member.data), "sha256": sha256_bytes(member.data)} for member in members}
+    text = json.dumps({**head, "files": rows}, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+    files = sorted([*members, Member("bundle.json", text.encode())], key=lambda member: member.path)
+    return Contents(name, resolved, environment, tuple(files), helpers, records, helpers.notes)
+
+
+_NO_NATIVE = "native helpers are left out: the service needs a C compiler, Python's headers and mode lookup"
+
+
+def source_date_epoch() -> int:
+    """Return ``SOURCE_DATE_EPOCH``, see https://reproducible-builds.org/specs/source-date-epoch/, 0 when unset.
+
+    Raises:
+        UsageError: it is no number of seconds.
+    """
+    text = os.environ.get("SOURCE_DATE_EPOCH", "0")
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**33:
+        raise UsageError(f"SOURCE_DATE_EPOCH={text!r}: expected seconds since 1970", "unset it, or use `date +%s`")
+    return int(text)
+
+
+def _environment(resolved: list[Resolved]) -> Environment:
+    releases = {found for launch in resolved if (found := ptxas_release(launch.gpu.arch)) is not None}
+    return Environment.current(release, key_environment(), ", ".join(sorted(releases)) or None, distribution().digest)
+
+
+def _gpus(resolved: list[Resolved]) -> list[dict[str, Any]]:
+    found = {launch.gpu.name: asdict(launch.gpu) for launch in resolved}
+    return [found[name] for name in sorted(found)]
+
+
+def _distinct_files(members: list[Member]) -> list[Member]:
+    """Return the members sorted, a file that was named twice once (the same manifest given twice)."""
+    found = {member.path: member for member in members}
+    return [found[path] for path in sorted(found)]
+
+
+def _manifest_members(manifests: list[LoadedManifest]) -> list[tuple[Member, dict[str, Any]]]:
+    """Return the manifests' copies and rows, with everything they include; a ``part`` is replayed through the manifest
+    that includes it.
+
+    Paths are kept relative to the project, or without one to the folder that all manifests lie under: neither where
+    the checkout is nor where ``pack`` ran is part of a bundle.
+    """
+    whole = {manifest.path.resolve() for manifest in manifests}
+    paths = {path.resolve() for manifest in manifests for path in manifest.files()}
+    roots = {project_root(path.parent) for path in whole}
+    root = roots.pop() if len(roots) == 1 else None
+    root = root or Path(os.path.commonpath([path.parent for path in paths]))
+    found = []
+    for path in sorted(paths):
+        data = path.read_bytes()
+        file = f"manifests/{sha256_bytes(data)[:8]}-{path.name}"
+        relative = path.relative_to(root).as_posix() if path.is_relative_to(root) else None
+        row: dict[str, Any] = {"file": file, "path": relative}
+        found.append((Member(file, data), row if path in whole else {**row, "part": True}))
+    return found
