@@ -68,7 +68,7 @@ def test_installed_bundles_are_found_without_importing_their_packages(site, capl
     ]
     assert found.mode == "frozen"
     [line] = [record.getMessage() for record in caplog.records]
-    assert line.startswith("tcache: mode frozen, 2 bundles (bundle, bundle), 6 entries; skipped no_such_package: ")
+    assert line.startswith("tcache: mode frozen, 2 bundles (m, m), 6 entries; skipped no_such_package: ")
 
 
 def test_installed_bundles_alone_do_not_freeze_a_process(site, project, monkeypatch):
