@@ -1,7 +1,7 @@
 """A minimal autotuner with a persistent cache, as kernel libraries write it for themselves.
 
-After FlexGEMM's persistent autotuner: winners in a JSON file by the text of the key; looked up in ``run`` on every launch
-by the values of the key arguments and the dtypes, then launched through ``fn.run``.
+After FlexGEMM's persistent autotuner: winners in a JSON file by the text of the key; looked up in ``run`` on every
+launch by the values of the key arguments and the dtypes, then launched through ``fn.run``.
 """
 
 from __future__ import annotations

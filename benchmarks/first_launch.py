@@ -1,6 +1,15 @@
-"""How long a fresh process takes to its first matmul launch, on a GPU: stock Triton against a prebaked bundle.
+"""How long a fresh process takes to its first matmul launch, on a GPU: a prebaked bundle against the alternatives.
 
 Counted from when torch, Triton, the CUDA context and the kernel's module are there until the launch has finished.
+
+- ``stock, no cache``: ``triton.autotune`` in an empty home.
+- ``stock, warm compile cache``: everything was compiled before; tuning is repeated.
+- ``stock, warm, stored tuning``: the same with ``TRITON_CACHE_AUTOTUNING=1``: Triton's own record of the timings.
+- ``jit, config by hand``: no autotuner, everything was compiled before.
+- ``persistent autotuner``: winners in a JSON file, as FlexGEMM's (see ``_persistent.py``), everything compiled before.
+- ``bundle, frozen``: the bundle, nothing else.
+- ``bundle, preloaded``: the same after ``tcache.preload()``, whose time is given apart.
+
 The alternatives alternate in one run. Writes ``first_launch.json`` to ``--output`` (default: ``benchmarks/results``).
 
     python benchmarks/first_launch.py --bundle BUNDLE
@@ -11,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,57 +33,93 @@ from _machine import ROOT
 PROCESS = """
 import json, os, sys, time
 import torch, triton, tcache
-if os.environ["KIND"] == "stock":
+kind = os.environ["KIND"]
+sys.path.insert(0, os.path.join(os.environ["ROOT"], "benchmarks"))
+if kind in ("stock", "jit"):
     tcache.autotune = triton.autotune
+elif kind == "persistent":
+    from functools import partial
+    from pathlib import Path
+    from _persistent import persistent_autotune
+    tcache.autotune = partial(persistent_autotune, Path(os.environ["HOME"], "winners.json"))
 from pathlib import Path
 from tcache.replay import KernelRef, load
 compiled, hits = [], []
 triton.knobs.compilation.listener = lambda **event: (hits if event["cache_hit"] else compiled).append(1)
 matmul = load(KernelRef.parse("kernels/matmul.py:matmul"), Path(os.environ["ROOT"]))
+kernel = sys.modules[matmul.__module__].matmul_kernel
 a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 torch.cuda.synchronize()
+preload_ms = None
+if kind == "jit":
+    kernel.configs = [config for config in kernel.configs if str(config) == os.environ["CONFIG"]]
+if kind == "preload":
+    done = tcache.preload()
+    assert done.loaded and not done.failed, done
+    preload_ms = done.seconds * 1e3
 begin = time.perf_counter()
 c = matmul(a, b)
 torch.cuda.synchronize()
 seconds = time.perf_counter() - begin
+if os.environ.get("PROFILE"):
+    from tcache import stats
+    print(stats(), file=sys.stderr)
 wanted = a.float() @ b.float()
 error = ((c.float() - wanted).norm() / wanted.norm()).item()
 assert error < 1e-2, error
-print(json.dumps({"ms": seconds * 1e3, "compiled": len(compiled), "hits": len(hits)}))
+print(json.dumps({"ms": seconds * 1e3, "compiled": len(compiled), "hits": len(hits), "preload_ms": preload_ms,
+                  "config": str(kernel.best_config)}))
 """
 
 
-def process(kind: str, cache: Path, bundle: Path) -> dict:
+def process(kind: str, cache: Path, bundle: Path, **more: str) -> dict:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TCACHE_", "TRITON_"))}
-    environment |= {"KIND": kind, "ROOT": str(ROOT), "TRITON_CACHE_DIR": str(cache), "HOME": str(cache)}
-    if kind == "bundle":
+    environment |= {"KIND": kind, "ROOT": str(ROOT), "TRITON_CACHE_DIR": str(cache), "HOME": str(cache), **more}
+    if kind in ("bundle", "preload"):
         environment |= {"TCACHE_BUNDLES": str(bundle), "TRITON_CACHE_MANAGER": "tcache.overlay:OverlayCacheManager"}
     done = subprocess.run(
         [sys.executable, "-c", PROCESS], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(done.stderr)
+    if "PROFILE" in os.environ:
+        print(kind, done.stdout.splitlines()[-1], done.stderr[-500:], flush=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+KINDS = ("stock, warm compile cache", "stock, warm, stored tuning", "jit, config by hand", "persistent autotuner",
+         "bundle, frozen", "bundle, preloaded")  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--cold", type=int, default=3, help="processes that start without any cache")
-    parser.add_argument("--rounds", type=int, default=11, help="processes of each other kind")
+    parser.add_argument("--cold", type=int, default=2, help="processes that start without any cache")
+    parser.add_argument("--others", type=int, default=5, help="processes of the other alternatives")
+    parser.add_argument("--rounds", type=int, default=20, help="processes of stored tuning and of the bundle")
     parser.add_argument("--output", type=Path, default=_machine.RESULTS)
     arguments = parser.parse_args()
-    rows: dict[str, list[dict]] = {"stock, no cache": [], "stock, warm compile cache": [], "bundle, frozen": []}
+    rows: dict[str, list[dict]] = {"stock, no cache": [], **{name: [] for name in KINDS}}
     with tempfile.TemporaryDirectory() as scratch:
-        warm = Path(scratch, "warm")
+        warm, stored, persistent, empty = (Path(scratch, name) for name in ("warm", "stored", "persistent", "empty"))
+        for number in range(arguments.cold):
+            place = warm if number == 0 else Path(scratch, f"cold-{number}")
+            rows["stock, no cache"].append(process("stock", place, arguments.bundle))
+        for copy in (stored, persistent):
+            shutil.copytree(warm, copy)
+        by_hand = rows["stock, no cache"][0]["config"]
+        empty.mkdir()
+        record = {"TRITON_CACHE_AUTOTUNING": "1"}
+        process("stock", stored, arguments.bundle, **record)  # writes Triton's record
+        process("persistent", persistent, arguments.bundle)  # writes the file of winners
         for number in range(arguments.rounds):
-            if number < arguments.cold:
-                cold = warm if number == 0 else Path(scratch, f"cold-{number}")
-                rows["stock, no cache"].append(process("stock", cold, arguments.bundle))
-            rows["stock, warm compile cache"].append(process("stock", warm, arguments.bundle))
-            empty = Path(scratch, "empty")
-            empty.mkdir(exist_ok=True)
-            rows["bundle, frozen"].append(process("bundle", empty, arguments.bundle))
+            if number < arguments.others:
+                rows[KINDS[0]].append(process("stock", warm, arguments.bundle))
+                rows[KINDS[2]].append(process("jit", warm, arguments.bundle, CONFIG=by_hand))
+                rows[KINDS[3]].append(process("persistent", persistent, arguments.bundle))
+                rows[KINDS[5]].append(process("preload", empty, arguments.bundle))
+            rows[KINDS[1]].append(process("stock", stored, arguments.bundle, **record))
+            rows[KINDS[4]].append(process("bundle", empty, arguments.bundle))
             # .nv is the CUDA driver's own cache
             assert {path.name for path in empty.iterdir()} <= {".nv"}, "a frozen process wrote something"
     result = {
@@ -87,11 +133,14 @@ def main() -> None:
                 "compiled": found[0]["compiled"],
             }
             for name, found in rows.items()
+            if found
         },
     }
+    preloads = [row["preload_ms"] for row in rows[KINDS[5]]]
+    result["preload_of_the_whole_bundle_ms"] = round(statistics.median(preloads), 1) if preloads else None
     medians = {name: row["median_ms"] for name, row in result["first_launch"].items()}
     result["times_faster_than"] = {
-        name: round(median / medians["bundle, frozen"], 1) for name, median in medians.items() if "stock" in name
+        name: round(median / medians["bundle, frozen"], 1) for name, median in medians.items() if "bundle" not in name
     }
     _machine.RESULTS = arguments.output
     print(_machine.write("first_launch", result).read_text())
