@@ -91,11 +91,17 @@ def _shape_problem(metadata: dict[str, Any]) -> str | None:
     for name, kind in (("name", str), ("shared", int), ("num_warps", int)):
         if type(metadata.get(name)) is not kind:
             return f"metadata: {name} is {metadata.get(name)!r}"
+    if not 1 <= metadata["num_warps"] <= _MOST_WARPS or not 0 <= metadata["shared"] < 2**31:
+        return f"metadata: {metadata['num_warps']} warps and {metadata['shared']} bytes of shared memory"
     return None
 
 
-def _binary_problem(files: dict[str, bytes], stem: str, backend: str, arch: Any) -> str | None:
-    kind = _BINARIES.get(backend)
+_MOST_WARPS = 32
+"""1024 threads a block, CUDA's and HIP's limit, in warps of 32."""
+
+
+def _binary_problem(files: dict[str, bytes], stem: str, backend: Any, arch: Any) -> str | None:
+    kind = _BINARIES.get(backend) if isinstance(backend, str) else None
     if kind is None:
         return f"metadata: unknown backend {backend!r}"
     file = f"{stem}.{kind}"

@@ -6,6 +6,7 @@ own ``run`` does the rest. So a hit launches through exactly the code, and exact
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import release
@@ -56,6 +57,13 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
     on_untuned: str | None = None
     _shape: ShapeKey | None = None
     _launcher: Launcher | None = None
+
+    def __getitem__(self, grid: Any) -> Any:
+        """Return what launches the kernel on a grid."""
+        launcher = self._launcher
+        if launcher is not None and launcher.variants:
+            return partial(launcher.launch, self, grid)
+        return super().__getitem__(grid)
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch with the winner for these arguments; look it up, or tune, the first time.

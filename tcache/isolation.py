@@ -56,7 +56,8 @@ class PerDevice:
         device = current_device()
         found = by_device.get(device)
         if found is None:
-            found = by_device.setdefault(device, fields.pop(self._plain, None) or {})
+            plain = fields.pop(self._plain, None)  # maybe empty, and still of a class that somebody chose
+            found = by_device.setdefault(device, {} if plain is None else plain)
         if type(found) is dict:  # upstream's, a user's, or a copy's
             found = by_device[device] = Winners(found)
         return found

@@ -28,14 +28,19 @@ class Shape:
     Attributes:
         names: the jit function's parameters in order.
         given: parameter -> expression that fetches it from ``args`` or ``kwargs``.
-        keys: expressions over the given parameters that make the key.
+        exact: expressions that make the first key: integers by value, so that a launch just like one before is found
+            with the least work.
+        keys: expressions that make the second key: integers by what Triton specializes on, sizes by their bucket.
+        pointers: parameters that are tensors: their alignment is part of both keys.
         heuristics: parameters that heuristics compute, in order.
         functions: names the expressions and the code use.
     """
 
     names: tuple[str, ...]
     given: dict[str, str]
+    exact: tuple[str, ...]
     keys: tuple[str, ...]
+    pointers: tuple[str, ...]
     heuristics: tuple[str, ...]
     functions: dict[str, Any]
 
@@ -61,6 +66,8 @@ class Shape:
         constexprs = {parameter.name for parameter in function.params if parameter.is_constexpr}
         values = {**dict(zip(names, args, strict=False)), **kwargs}
         found: list[str] = []
+        raw: list[str] = []
+        pointers: list[str] = []
         used: dict[str, Any] = {"wide": wide}
         for name in given:
             exact = name in constexprs or (name in keys and name not in buckets)
@@ -68,12 +75,17 @@ class Shape:
             if expressions is None:
                 return None
             found += expressions
+            if _is_tensor(values[name]):
+                pointers.append(name)
+                raw += expressions
+            elif expressions:
+                raw.append(f"p_{name}")
             if name in buckets and name in keys:
                 used[f"bucket_{name}"] = buckets[name]
                 found.append(f"bucket_{name}(p_{name})")
         for number, (_, heuristic) in enumerate(heuristics):
             used[f"heuristic_{number}"] = heuristic
-        return cls(names, given, tuple(found), computed, used)
+        return cls(names, given, tuple(raw), tuple(found), tuple(pointers), computed, used)
 
 
 def _expressions(variable: str, value: Any, *, exact: bool, constexpr: bool) -> list[str] | None:
@@ -93,7 +105,7 @@ def _expressions(variable: str, value: Any, *, exact: bool, constexpr: bool) -> 
     if kind is str:
         return [variable] if exact else None
     if _is_tensor(value):
-        return [f"{variable}.dtype", f"{variable}.data_ptr() & 15"] if not exact and not constexpr else None
+        return [f"{variable}.dtype"] if not exact and not constexpr else None
     if exact and kind.__name__ == "dtype":
         return [variable]
     return None
@@ -113,6 +125,9 @@ def wide(value: int) -> tuple[int, bool]:
 
 _MISSING = object()
 
+LARGEST = 4096
+"""Launches kept in each table for one kernel and kinds of arguments."""
+
 
 def functions(
     shape: Shape, table: dict[Any, Any], watched: Any, tuner: Any, function: Any, depends: list[Any]
@@ -129,12 +144,12 @@ def functions(
     """
     scope = {
         **shape.functions,
-        "TABLE": table,
+        "TABLE": table, "EXACT": {},
         "RUNTIME": knobs.runtime.__dict__, "RUNTIME_WAS": watched.runtime,
         "COMPILATION": knobs.compilation.__dict__, "COMPILATION_WAS": watched.compilation,
         "ENTER": watched.enter, "EXIT": watched.exit,
         "DRIVER": _driver, "ACTIVE": watched.driver, "BINDERS": function.device_caches,
-        "get_device": watched.driver.get_current_device, "get_stream": watched.driver.get_current_stream,
+        "get_device": _device_of(watched.driver), "get_stream": watched.driver.get_current_stream,
         "FUNCTION": function, "DEBUG": watched.debug,
         "JIT": JITFunction, "RUN": watched.run,
         "GLOBALS": depends, "MISSING": _MISSING,
@@ -145,16 +160,35 @@ def functions(
     return scope["launch"], scope["key_of"]
 
 
+def _device_of(driver: Any) -> Callable[[], int]:
+    """Return what asks for the current device; torch's own function also initializes CUDA, which has been done."""
+    import torch
+
+    given: Callable[[], int] = driver.get_current_device
+    direct: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
+    return direct if given is torch.cuda.current_device and direct is not None else given
+
+
 def text(shape: Shape, variables: dict[str, str | None], has_globals: bool) -> str:
     """Return the source of both functions."""
     rest = [name for name in shape.names if name not in shape.given and name not in shape.heuristics]
     fetch = [f"    p_{name} = {source}" for name, source in shape.given.items()]
-    key = ", ".join(("device", *shape.keys)) + ","
+    key = ", ".join(("device", "aligned", *shape.keys)) + ","
     everything = ", ".join(f"p_{name}" for name in shape.names)
     bound = ", ".join(f"{name!r}: p_{name}" for name in shape.names)
-    lines = ["def launch(tuner, args, kwargs, grid):", *_guards(variables), *fetch, "    device = get_device()"]
-    lines += ["    if device not in BINDERS:", "        return None"]
-    lines += [f"    found = TABLE.get(({key}))", "    if found is None:", "        return None"]
+    lines = ["def launch(tuner, args, kwargs, grid):", *_guards(variables), *fetch, *_alignment(shape)]
+    lines += ["    device = get_device()", "    if device not in BINDERS:", "        return None"]
+    lines += [
+        f"    exact = (device, aligned, {', '.join(shape.exact)})",
+        "    found = EXACT.get(exact)",
+        "    if found is None:",
+        f"        found = TABLE.get(({key}))",
+        "        if found is None:",
+        "            return None",
+        f"        if len(EXACT) >= {LARGEST}:",
+        "            EXACT.clear()",
+        "        EXACT[exact] = found",
+    ]
     if shape.heuristics:
         lines += _heuristic_lines(shape)
     opened = ", ".join(f"p_{name}" for name in rest)
@@ -177,11 +211,21 @@ def text(shape: Shape, variables: dict[str, str | None], has_globals: bool) -> s
         "",
         "def key_of(args, kwargs, bound):",
         *fetch,
+        *_alignment(shape),
         "    device = get_device()",
     ]
     inner = ", ".join(f"type(bound[{name!r}]), bound[{name!r}]" for name in shape.heuristics)
     lines.append(f"    return ({key}), ({inner}{',' if inner else ''})")
     return "\n".join(lines) + "\n"
+
+
+def _alignment(shape: Shape) -> list[str]:
+    """Return the lines that set ``aligned``: 0 where every address is divisible by 16, else each one modulo 16."""
+    if not shape.pointers:
+        return ["    aligned = 0"]
+    addresses = [f"p_{name}.data_ptr()" for name in shape.pointers]
+    each = ", ".join(f"{address} & 15" for address in addresses)
+    return [f"    aligned = ({' | '.join(addresses)}) & 15", "    if aligned:", f"        aligned = ({each},)"]
 
 
 def _guards(variables: dict[str, str | None]) -> list[str]:

@@ -27,15 +27,12 @@ from triton.runtime.autotuner import Heuristics
 from triton.runtime.driver import driver as _driver
 from triton.runtime.jit import JITFunction
 
-from tcache._triton.generate import Shape, functions
+from tcache._triton.generate import LARGEST, Shape, functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["Launcher", "Winners", "captured"]
-
-LARGEST = 4096
-"""Launches kept for one kernel and kinds of arguments; the older half goes when there are more."""
 
 MOST_KINDS = 64
 """Combinations of argument kinds kept for one kernel."""
@@ -108,6 +105,15 @@ class Launcher:
         variant = self.variants.get(_kinds(args, kwargs) if kwargs else tuple(map(type, args)))
         return None if variant is None else variant(tuner, args, kwargs, grid)
 
+    def launch(self, tuner: Any, grid: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Launch: what ``kernel[grid]`` is once something is learnt."""
+        variant = self.variants.get(_kinds(args, kwargs) if kwargs else tuple(map(type, args)))
+        if variant is not None:
+            kernel = variant(tuner, args, kwargs, grid)
+            if kernel is not None:
+                return kernel
+        return tuner._first(args, kwargs, grid, warmup=False)
+
     def ready(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a launch of such arguments may be learnt at all, as far as is known before it."""
         if self.function is None or _calls(knobs.runtime.launch_enter_hook) or self.function.pre_run_hooks:
@@ -160,10 +166,12 @@ class Launcher:
             table[key] = entry
             return True
         meta = config.all_kwargs()
-        known = table.get(key)
-        inside = known[1] if known is not None and known[0] == meta and len(known[1]) < LARGEST else {}
-        inside[inner] = entry
-        table[key] = (meta, inside)
+        known: tuple[dict[str, Any], dict[Any, Any]] | None = table.get(key)
+        if known is None or known[0] != meta:
+            known = table[key] = (meta, {})
+        if len(known[1]) >= LARGEST:
+            known[1].clear()
+        known[1][inner] = entry
         return True
 
     def _watch(self, config: Any, kernel: Any) -> _Watched | None:

@@ -195,7 +195,8 @@ def compiled(function: Any, made: Specialized, files: dict[str, str], key: str) 
     backend = make_backend(_driver.active.get_current_target())
     attributes = {(place[name],): backend.parse_attr("D") for name in made.divisible}
     constants = {(place[name],): value for name, value in made.constants.items()}
-    source = ASTSource(function, dict(made.signature), constants, attributes)
+    signature = {name: made.signature[name] for name in function.arg_names}  # launchers are made in this order
+    source = ASTSource(function, signature, constants, attributes)
     kernel = CompiledKernel(source, files, key)
     listener = knobs.compilation.listener
     if listener is not None:  # as triton.compile does on a hit

@@ -149,7 +149,8 @@ def launch_in_progress() -> Sight | None:
         if frame.f_code is _RUN:
             return None if frame.f_locals["warmup"] else _sight(frame)
         found = frame.f_locals if frame.f_code.co_name == "run" else {}
-        if isinstance(found.get("self"), KernelInterface) and not found.get("kwargs", {}).get("warmup", True):
+        warmup = found.get("warmup", found.get("kwargs", {}).get("warmup", True))  # tcache's run names it
+        if isinstance(found.get("self"), KernelInterface) and not warmup:
             return _outermost(jit_of(found["self"]), frame)
         frame = frame.f_back
     return None

@@ -104,7 +104,7 @@ def test_many_bundles_some_for_other_machines(project, caplog):
     activate(bundles=[other, newer, project / "absent", project / "bundle"])
     scale(bundle_project.load(project))
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
-    assert "1 bundles (bundle), 3 entries; " in line
+    assert "1 bundles (m), 3 entries; " in line
     assert f"skipped {other}: packed for Triton 9.9.9, this process has {triton.__version__}" in line
     assert "bundle schema 2, expected 1" in line
     assert "absent: not a bundle" in line

@@ -131,7 +131,7 @@ def test_includes_and_gpus_go_through_the_chain(project, tcache):
     tcache("pack", "m.yaml", "-o", "b", cwd=project, check=0)
     bundle = json.loads((project / "b" / "bundle.json").read_text())
     assert [(row["path"], row.get("part", False)) for row in bundle["manifests"]] == [
-        ("shared/sets.yaml", True), ("shared/kernels.yaml", True), ("m.yaml", False),
+        ("m.yaml", False), ("shared/kernels.yaml", True), ("shared/sets.yaml", True),
     ]  # fmt: skip
     assert all((project / "b" / row["file"]).is_file() for row in bundle["manifests"])
     done = tcache("verify", "b", cwd=project, check=0)

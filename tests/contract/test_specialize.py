@@ -1,0 +1,86 @@
+"""tcache's own specialization against Triton's binder, on every kind of argument it claims to know."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from triton.runtime.jit import JITFunction
+
+from tcache._triton.driver import stub
+from tcache._triton.mock import MockTensor
+from tcache._triton.probe import compilation_of
+from tcache._triton.specialize import specialize
+from tcache.explain import facts_of
+
+
+def body(a, b, c, d: tl.int64, e: tl.float16, f: tl.constexpr, g: tl.constexpr = 5, h=16):
+    pass
+
+
+STORAGE = torch.zeros(64)
+tensors = st.sampled_from(
+    [STORAGE, STORAGE[1:], STORAGE[4:]]
+    + [
+        MockTensor(name, (4,), (1,), address)
+        for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint64", "bool", "float64")
+        for address in (0, 8)
+    ]
+)
+integers = st.one_of(
+    st.integers(-(2**63), 2**64 - 1),
+    st.sampled_from([0, 1, -1, 16, 17, -16, 2**31, 2**31 - 1, -(2**31), -(2**31) - 1, 2**63, 2**63 - 1, 2**64 - 16]),
+)
+values = st.one_of(tensors, integers, st.booleans(), st.none(), st.floats(allow_nan=False), st.just(1.0))
+constants = st.one_of(st.integers(-5, 5), st.booleans(), st.none(), st.text(max_size=3), st.floats(allow_nan=False))
+options = st.fixed_dictionaries(
+    {}, optional={"num_warps": st.sampled_from([1, 8]), "num_stages": st.just(2), "maxnreg": st.just(128)}
+)
+names = st.lists(st.sampled_from("abcdeh"), max_size=3)
+
+
+@pytest.fixture(scope="module")
+def target():
+    with stub("cuda", 90, 32):
+        yield
+
+
+@given(
+    st.tuples(values, values, values), integers | st.booleans(), st.floats(allow_nan=False) | integers,
+    st.tuples(constants, constants), values, options, names, names, st.integers(0, 5),
+)  # fmt: skip
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_equals_triton_s_binder(target, first, d, e, constant, h, given_options, unspecialized, unaligned, split):
+    function = JITFunction(body, do_not_specialize=unspecialized, do_not_specialize_on_alignment=unaligned)
+    named = {**dict(zip("abc", first, strict=True)), "d": d, "e": e, "f": constant[0], "g": constant[1], "h": h}
+    args = tuple(named[name] for name in list(named)[:split])
+    kwargs = {**dict(list(named.items())[split:]), **given_options}
+    made = specialize(function, args, kwargs)
+    try:
+        theirs = facts_of(compilation_of(function, args, kwargs))
+    except Exception:
+        return  # upstream refuses it: whatever is said of it is never used
+    assert made is not None
+    assert made.facts() == {name: theirs[name] for name in made.facts()}
+
+
+def test_what_is_not_known_is_left_to_triton(target):
+    function = JITFunction(body)
+    good = dict.fromkeys("abcde", 1) | {"f": 2}
+    assert specialize(function, (), good) is not None
+    for change in (
+        {"a": (1, 2)}, {"a": "text"}, {"a": tl.float32}, {"a": 2**64}, {"a": tl.constexpr(3)}, {"f": tl.float32},
+        {"f": (1, 2)}, {"unknown": 1}, {"a": object()},
+    ):  # fmt: skip
+        assert specialize(function, (), {**good, **change}) is None
+    assert specialize(function, (1, 2), good) is None
+    assert specialize(function, (), {"a": 1}) is None
+    with stub("hip", "gfx942", 64):
+        assert specialize(function, (), good) is None
+
+
+def test_the_release_is_one_that_was_looked_at():
+    assert triton.__version__[:3] in ("3.6", "3.7", "3.8", "3.9")
