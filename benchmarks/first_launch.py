@@ -10,7 +10,8 @@ Counted from when torch, Triton, the CUDA context and the kernel's module are th
 - ``bundle, frozen``: the bundle, nothing else.
 - ``bundle, preloaded``: the same after ``tcache.preload()``, whose time is given apart.
 
-The alternatives alternate in one run. Writes ``first_launch.json`` to ``--output`` (default: ``benchmarks/results``).
+The processes of a batch start together and wait where the clock begins; then they go on one after the other, the
+alternatives in turn, each alone. Writes ``first_launch.json`` to ``--output`` (default: ``benchmarks/results``).
 
     python benchmarks/first_launch.py --bundle BUNDLE
 """
@@ -50,6 +51,8 @@ matmul = load(KernelRef.parse("kernels/matmul.py:matmul"), Path(os.environ["ROOT
 kernel = sys.modules[matmul.__module__].matmul_kernel
 a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 torch.cuda.synchronize()
+print("ready", flush=True)
+sys.stdin.readline()
 preload_ms = None
 if kind == "jit":
     kernel.configs = [config for config in kernel.configs if str(config) == os.environ["CONFIG"]]
@@ -72,19 +75,31 @@ print(json.dumps({"ms": seconds * 1e3, "compiled": len(compiled), "hits": len(hi
 """
 
 
-def process(kind: str, cache: Path, bundle: Path, **more: str) -> dict:
+def start(kind: str, cache: Path, bundle: Path, **more: str) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TCACHE_", "TRITON_"))}
     environment |= {"KIND": kind, "ROOT": str(ROOT), "TRITON_CACHE_DIR": str(cache), "HOME": str(cache), **more}
     if kind in ("bundle", "preload"):
         environment |= {"TCACHE_BUNDLES": str(bundle), "TRITON_CACHE_MANAGER": "tcache.overlay:OverlayCacheManager"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    if "PROFILE" in os.environ:
-        print(kind, done.stdout.splitlines()[-1], done.stderr[-500:], flush=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return subprocess.Popen(
+        [sys.executable, "-c", PROCESS], env=environment, cwd=ROOT, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> dict:
+    out, errors = process.communicate("\n")
+    if process.returncode:
+        raise SystemExit(errors)
+    return json.loads(out.splitlines()[-1])
+
+
+def batch(jobs: list[tuple[str, tuple, dict]], rows: dict[str, list[dict]]) -> None:
+    """Start the jobs together, wait until each is ready, then let them go on one at a time."""
+    started = [(name, start(*arguments, **more)) for name, arguments, more in jobs]
+    for _, process in started:
+        process.stdout.readline()
+    for name, process in started:
+        rows[name].append(finish(process))
 
 
 KINDS = ("stock, warm compile cache", "stock, warm, stored tuning", "jit, config by hand", "persistent autotuner",
@@ -96,32 +111,40 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--cold", type=int, default=2, help="processes that start without any cache")
     parser.add_argument("--others", type=int, default=5, help="processes of the other alternatives")
+    parser.add_argument("--together", type=int, default=8, help="processes started together")
     parser.add_argument("--rounds", type=int, default=20, help="processes of stored tuning and of the bundle")
     parser.add_argument("--output", type=Path, default=_machine.RESULTS)
     arguments = parser.parse_args()
     rows: dict[str, list[dict]] = {"stock, no cache": [], **{name: [] for name in KINDS}}
+    todo: list[tuple[str, tuple, dict]] = []
     with tempfile.TemporaryDirectory() as scratch:
         warm, stored, persistent, empty = (Path(scratch, name) for name in ("warm", "stored", "persistent", "empty"))
+        bundle = arguments.bundle
         for number in range(arguments.cold):
             place = warm if number == 0 else Path(scratch, f"cold-{number}")
-            rows["stock, no cache"].append(process("stock", place, arguments.bundle))
+            batch([("stock, no cache", ("stock", place, bundle), {})], rows)
         for copy in (stored, persistent):
             shutil.copytree(warm, copy)
         by_hand = rows["stock, no cache"][0]["config"]
         empty.mkdir()
         record = {"TRITON_CACHE_AUTOTUNING": "1"}
-        process("stock", stored, arguments.bundle, **record)  # writes Triton's record
-        process("persistent", persistent, arguments.bundle)  # writes the file of winners
+        finish(start("stock", stored, bundle, **record))  # writes Triton's record
+        finish(start("persistent", persistent, bundle))  # writes the file of winners
         for number in range(arguments.rounds):
+            jobs = [(KINDS[1], ("stock", stored, bundle), record), (KINDS[4], ("bundle", empty, bundle), {})]
             if number < arguments.others:
-                rows[KINDS[0]].append(process("stock", warm, arguments.bundle))
-                rows[KINDS[2]].append(process("jit", warm, arguments.bundle, CONFIG=by_hand))
-                rows[KINDS[3]].append(process("persistent", persistent, arguments.bundle))
-                rows[KINDS[5]].append(process("preload", empty, arguments.bundle))
-            rows[KINDS[1]].append(process("stock", stored, arguments.bundle, **record))
-            rows[KINDS[4]].append(process("bundle", empty, arguments.bundle))
-            # .nv is the CUDA driver's own cache
-            assert {path.name for path in empty.iterdir()} <= {".nv"}, "a frozen process wrote something"
+                jobs += [
+                    (KINDS[0], ("stock", warm, bundle), {}),
+                    (KINDS[2], ("jit", warm, bundle), {"CONFIG": by_hand}),
+                    (KINDS[3], ("persistent", persistent, bundle), {}),
+                    (KINDS[5], ("preload", empty, bundle), {}),
+                ]
+            todo += jobs
+            if len(todo) >= arguments.together or number + 1 == arguments.rounds:
+                batch(todo, rows)
+                todo = []
+        # .nv is the CUDA driver's own cache
+        assert {path.name for path in empty.iterdir()} <= {".nv"}, "a frozen process wrote something"
     result = {
         "kernel": "matmul bf16, M=N=K=4096, 24 configs",
         "first_launch": {
