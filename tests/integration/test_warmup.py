@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import pytest
 
 from tcache.compile import compile_all
+from tcache.keys.gpu import catalogue
+from tcache.manifest import load_manifest
+from tcache.resolve import resolve
 
 GPUS = [
     "NVIDIA A100-SXM4-80GB", "NVIDIA A10", "NVIDIA L4", "NVIDIA H200", "NVIDIA B200", "NVIDIA GeForce RTX 5090",
@@ -186,6 +189,16 @@ def running(pid):
 
 
 # the command
+
+
+def test_launches_of_one_entry_share_a_compilation_and_larger_tiles_begin(project):
+    root = project(item("fill", [64, 128]), item("tuned", [64]))
+    cases = load_manifest(root / "m.yaml").cases()
+    [one, same, small, large], missing = resolve(cases, catalogue()["NVIDIA H200"], (), "all")
+    assert missing == []
+    assert one.compilation is same.compilation
+    assert (small.config.partition(" ")[0], large.config.partition(" ")[0]) == ("BLOCK=64", "BLOCK=128")
+    assert 0 < small.compilation.effort() < large.compilation.effort()
 
 
 def test_what_cannot_be_replayed_or_compiled_stops_nothing_else(project, tcache):
