@@ -145,27 +145,26 @@ def scaling(folder, wanted):
     for row in rows:
         row["efficiency"] = round(first["seconds"] / row["jobs"] / row["seconds"], 3)
         row["compile_efficiency"] = round(first["compiling"] / row["jobs"] / row["compiling"], 3)
-        row["compile_efficiency_of_hardware"] = round(row["compile_efficiency"] / row["hardware"], 3)
     return {
         "what": "tcache warmup --untuned all of kernels/matmul.py from an empty cache; hardware: what n processes that "
-        "share nothing (integer loops) reach on this machine at that moment, which no program exceeds",
+        "share nothing (integer loops) reach right afterwards, an idea of how free the cores are",
         "rows": rows,
         "wanted": 0.85,
     }
 
 
 _LOOP = "import time\nb=time.perf_counter()\nx=0\nfor i in range(12_000_000): x+=i\nprint(time.perf_counter()-b)"
-_alone = []
 
 
 def ceiling(jobs):
     """Return the efficiency that processes without anything in common reach: 1 on free cores of constant clock."""
-    processes = [subprocess.Popen([sys.executable, "-c", _LOOP], stdout=subprocess.PIPE) for _ in range(jobs)]
-    taken = [float(process.communicate()[0]) for process in processes]
-    mean = sum(taken) / jobs
-    if jobs == 1:
-        _alone[:] = [mean]
-    return _alone[0] / mean
+
+    def taken(count):
+        processes = [subprocess.Popen([sys.executable, "-c", _LOOP], stdout=subprocess.PIPE) for _ in range(count)]
+        return [float(process.communicate()[0]) for process in processes]
+
+    alone = sum(taken(1)[0] for _ in range(3)) / 3
+    return alone / max(taken(jobs))
 
 
 def memory(folder):
