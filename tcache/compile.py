@@ -1,20 +1,24 @@
 """Compile into the Triton cache, several at once, and survive a compiler that does not.
 
-Work runs in a forked child: it inherits every import, so it starts at once, and LLVM may abort it without taking
-this process along. Inside the child threads compile in parallel, since LLVM and ptxas run outside the GIL.
+Each worker is a forked child with one thread: it inherits every import, so it starts at once, LLVM may abort it without
+taking this process along, and none waits for another's GIL (half of a compilation is Triton's Python). Work is handed
+out one by one, longest first, so that no worker idles while another has a queue; a worker that has grown is replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import multiprocessing
 import os
+import resource
 import signal
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tcache._triton.cache import cache_directory
 
@@ -24,7 +28,10 @@ if TYPE_CHECKING:
 
     from tcache._triton.probe import Compilation
 
-__all__ = ["Compiled", "compile_all", "cores", "entry_present", "one_line"]
+__all__ = ["GROWTH", "Compiled", "compile_all", "cores", "entry_present", "one_line"]
+
+GROWTH = 512 << 20
+"""Bytes by which a worker's resident memory may grow; LLVM and MLIR keep about 1 MB of each compilation."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +42,15 @@ class Compiled:
         number: its place in the list given.
         seconds: how long it took.
         error: why it failed, None when the entry is in the cache now.
+        peak: most memory that its worker had resident until then, in bytes; 0 when the worker did not survive.
+        worker: process id of its worker.
     """
 
     number: int
     seconds: float
     error: str | None = None
+    peak: int = 0
+    worker: int = 0
 
 
 def one_line(error: BaseException) -> str:
@@ -63,7 +74,11 @@ def cores() -> int:
 
 
 def compile_all(
-    todo: list[Compilation], jobs: int, done: Callable[[Compiled], None] = lambda _: None, timeout: float | None = None
+    todo: list[Compilation],
+    jobs: int,
+    done: Callable[[Compiled], None] = lambda _: None,
+    timeout: float | None = None,
+    growth: int = GROWTH,
 ) -> list[Compiled]:
     """Compile entries into the Triton cache.
 
@@ -71,122 +86,131 @@ def compile_all(
         todo: distinct compilations.
         jobs: how many to compile at once.
         done: called in this process as each finishes.
-        timeout: seconds without any compilation starting or finishing after which the compiler counts as hung.
+        timeout: seconds that one compilation may take before the compiler counts as hung.
+        growth: bytes by which a worker's resident memory may grow before another takes its place.
 
     Returns:
         One result per compilation, in order; failures are results, never exceptions.
     """
     found: dict[int, Compiled] = {}
-    every = list(range(len(todo)))
-    processes = max(1, min(len(todo), jobs) // _THREADS)
-    groups = [every[start::processes] for start in range(processes)] if todo else []
-    threads = -(-jobs // processes)
-    while groups:
-        again: list[list[int]] = []
-        running = [_Worker(todo, numbers, threads) for numbers in groups]
-        for worker, event in _events(running, timeout):
-            if event[0] == "done":
-                result = found[event[1]] = Compiled(event[1], event[2], event[3])
-                done(result)
-            elif event[0] == "end":
-                left = [number for number in worker.numbers if number not in found]
-                suspects = [number for number in left if number in worker.started] or left[:1]
-                if len(suspects) > 1:  # one of them is guilty: each gets a process of its own
-                    again += [[number] for number in suspects]
-                elif suspects:
-                    result = found[suspects[0]] = Compiled(suspects[0], 0.0, f"the compiler {event[1]}")
+    waiting = deque(sorted(range(len(todo)), key=lambda number: -todo[number].effort()))
+    workers: list[_Worker] = []
+    with _unshared_heap():
+        try:
+            while waiting or workers:
+                while waiting and len(workers) < jobs:
+                    workers.append(_Worker(todo, waiting.popleft(), [worker.pipe for worker in workers]))
+                for worker, result in _results(workers, timeout):
+                    if not (waiting and worker.grown <= growth and worker.give(waiting)):
+                        workers.remove(worker)
+                        worker.end()
+                    found[result.number] = result
                     done(result)
-                if rest := [number for number in left if number not in suspects]:
-                    again.append(rest)
-        groups = again
-    return [found[number] for number in every]
+        finally:
+            for worker in workers:
+                worker.end(kill=True)
+    return [found[number] for number in range(len(todo))]
 
 
-_THREADS = 4
-"""Threads of one child: more of them wait for each other's GIL, since Triton's front end is Python."""
+@contextlib.contextmanager
+def _unshared_heap() -> Iterator[None]:
+    """Keep the garbage collector off what exists now: it would write to every object, so copy it into every child."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class _Worker:
-    """A forked child that compiles some of the list."""
+    """A forked child that compiles what it is given, one at a time.
 
-    def __init__(self, todo: list[Compilation], numbers: list[int], threads: int) -> None:
-        self.numbers = numbers
-        self.started: set[int] = set()
-        self.heard = time.monotonic()
+    Attributes:
+        grown: bytes by which its resident memory has grown; infinite once it has ended.
+    """
+
+    def __init__(self, todo: list[Compilation], first: int, others: list[Connection]) -> None:
         context = multiprocessing.get_context("fork")
-        self.pipe, there = context.Pipe(duplex=False)
-        self._child = context.Process(target=_work, args=(todo, numbers, threads, self.pipe, there), daemon=True)
+        self.pipe, there = context.Pipe()
+        # ends of other pipes that the child would inherit: closed there, each worker sees when this process is gone
+        inherited = [*others, self.pipe]
+        self._child = context.Process(target=_work, args=(todo, first, there, inherited), daemon=True)
+        self.number, self.since, self.grown = first, time.monotonic(), 0.0
         with warnings.catch_warnings():
             # Python 3.12 warns of any thread at fork; here these are idle pools of numeric libraries
             warnings.simplefilter("ignore", DeprecationWarning)
             self._child.start()
         there.close()
 
-    def end(self, *, hung: float | None = None) -> str:
-        """Wait for the child, or end it, and return how it ended."""
+    def give(self, waiting: deque[int]) -> bool:
+        """Give it the next number; False when it is gone, and the number stays."""
+        try:
+            self.pipe.send(waiting[0])
+        except OSError:
+            return False
+        self.number, self.since = waiting.popleft(), time.monotonic()
+        return True
+
+    def result(self) -> Compiled:
+        """Return what it sent, or how it ended."""
+        try:
+            number, seconds, error, self.grown, peak = self.pipe.recv()
+        except (EOFError, OSError):
+            return self.lost(self.end())
+        return Compiled(number, seconds, error, peak, self._child.pid or 0)
+
+    def lost(self, reason: str) -> Compiled:
+        """Return the outcome of what it was compiling when it ended."""
+        self.grown = float("inf")
+        return Compiled(self.number, time.monotonic() - self.since, f"the compiler {reason}", 0, self._child.pid or 0)
+
+    def end(self, *, kill: bool = False) -> str:
+        """Let the child end, or end it, and return how it ended."""
         self.pipe.close()
-        if hung is None:
+        if not kill:
             self._child.join(5)
         if self._child.is_alive():
             self._child.kill()
         self._child.join()
         code = self._child.exitcode
-        if hung is not None:
-            return f"hung for {hung:.0f} s"
         if code is not None and code < 0:
             return f"ended the process (signal {signal.Signals(-code).name})"
         return f"ended the process (exit code {code})"
 
 
-def _events(running: list[_Worker], timeout: float | None) -> Iterator[tuple[_Worker, tuple[Any, ...]]]:
-    """Yield ``done`` events of all children, and an ``end`` event for each child with how it ended."""
-    open_ = {id(worker): worker for worker in running}
+def _results(workers: list[_Worker], timeout: float | None) -> Iterator[tuple[_Worker, Compiled]]:
+    """Yield what has come in, after waiting for a second at most."""
+    by_pipe = {worker.pipe: worker for worker in workers}
+    for pipe in connection.wait(list(by_pipe), timeout=1.0):
+        worker = by_pipe[pipe]  # type: ignore[index]  # what wait() was given
+        yield worker, worker.result()
+    if timeout is not None:
+        for worker in [each for each in workers if time.monotonic() - each.since > timeout]:
+            worker.end(kill=True)
+            yield worker, worker.lost(f"hung for {timeout:.0f} s")
+
+
+def _resident() -> int:
     try:
-        while open_:
-            by_pipe = {worker.pipe: worker for worker in open_.values()}
-            for pipe in connection.wait(list(by_pipe), timeout=1.0):
-                worker = by_pipe[pipe]  # type: ignore[index]  # what wait() was given
-                worker.heard = time.monotonic()
-                try:
-                    event = worker.pipe.recv()
-                except (EOFError, OSError):
-                    del open_[id(worker)]
-                    yield worker, ("end", worker.end())
-                    continue
-                if event[0] == "start":
-                    worker.started.add(event[1])
-                else:
-                    yield worker, event
-            if timeout is not None:
-                for worker in [each for each in open_.values() if time.monotonic() - each.heard > timeout]:
-                    del open_[id(worker)]
-                    yield worker, ("end", worker.end(hung=timeout))
-    finally:
-        for worker in open_.values():
-            worker.end(hung=0.0)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
-def _work(todo: list[Compilation], numbers: list[int], jobs: int, here: Connection, pipe: Connection) -> None:
-    here.close()
+def _work(todo: list[Compilation], number: int, pipe: Connection, inherited: list[Connection]) -> None:
+    for end in inherited:
+        end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    import threading
-
-    lock = threading.Lock()
-
-    def send(event: tuple[Any, ...]) -> None:
-        with lock:
-            pipe.send(event)
-
-    def one(number: int) -> None:
-        send(("start", number))
-        begin = time.perf_counter()
-        error = None
-        try:
-            todo[number].run()
-        except Exception as problem:  # whatever a compiler raises is this entry's outcome
-            error = one_line(problem)
-        send(("done", number, time.perf_counter() - begin, error))
-
-    with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-        list(pool.map(one, numbers))
-    pipe.close()
+    base = _resident()
+    with contextlib.suppress(EOFError, OSError):  # the parent wants no more, or is gone
+        while True:
+            begin = time.perf_counter()
+            error = None
+            try:
+                todo[number].run()
+            except Exception as problem:  # whatever a compiler raises is this entry's outcome
+                error = one_line(problem)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            pipe.send((number, time.perf_counter() - begin, error, _resident() - base, peak))
+            number = pipe.recv()

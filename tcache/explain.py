@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from tcache.bundle import Bundle
     from tcache.environment import Rejected
 
-__all__ = ["Difference", "differences", "explain_config", "explain_entry", "explain_helper", "facts_of"]
+__all__ = [
+    "Difference",
+    "differences",
+    "explain_config",
+    "explain_entry",
+    "explain_helper",
+    "facts_of",
+    "specialization_of",
+]
 
 
 def facts_of(compilation: Compilation) -> dict[str, Any]:
@@ -33,15 +41,18 @@ def facts_of(compilation: Compilation) -> dict[str, Any]:
     return {
         "kernel": f"{function.__module__}:{function.__qualname__}",
         "target": f"{target.backend}:{target.arch}:{target.warp_size}",
-        **compilation.specialization(),
-        "options": {
-            name: _plain(value) for name, value in sorted(compilation.options.items()) if name != "extern_libs"
-        },
+        **specialization_of(compilation),
         "source": source_identity(function),
         "line": int(function.starting_line_number),
         "text": function.cache_key,
         "given": [[name, _plain(value)] for name, value in compilation.given],
     }
+
+
+def specialization_of(compilation: Compilation) -> dict[str, Any]:
+    """Return what Triton's binder made of a launch: ``signature``, ``constants``, ``attributes`` and ``options``."""
+    options = {name: _plain(value) for name, value in sorted(compilation.options.items()) if name != "extern_libs"}
+    return {**compilation.specialization(), "options": options}
 
 
 def _plain(value: Any) -> Any:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.kernels import through_decorators
 from tcache._triton.probe import Compilation, compilation_of
 from tcache._triton.specialize import Specialized, specialize
 from tcache.decide import Best
-from tcache.errors import ManifestError, TcacheError
-from tcache.explain import facts_of
+from tcache.errors import KernelError, ManifestError, TcacheError, UnsupportedValue
+from tcache.explain import facts_of, specialization_of
 from tcache.keys.config import config_key, space_identity
 from tcache.keys.source import source_identity
 from tcache.lookup import kernel_of, lookup, named_arguments
 from tcache.replay import launches, machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tcache.keys.gpu import GPU
     from tcache.manifest import Case
@@ -87,7 +88,11 @@ class Unresolved:
 
 
 def resolve(
-    cases: Iterable[Case], gpu: GPU, stores: tuple[Store, ...], untuned: str = "error"
+    cases: Iterable[Case],
+    gpu: GPU,
+    stores: tuple[Store, ...],
+    untuned: str = "error",
+    broken: list[TcacheError] | None = None,
 ) -> tuple[list[Resolved], list[Unresolved]]:
     """Resolve every launch of every case for one GPU, under the stub driver.
 
@@ -96,19 +101,34 @@ def resolve(
         gpu: for which GPU.
         stores: where the best configs are.
         untuned: one of :data:`UNTUNED`.
+        broken: where to note why a case cannot be replayed, to go on with the next; None raises it.
 
     Returns:
-        What resolved, in order, and what has no best config (empty unless ``untuned`` is ``error``).
+        What resolved, in order, and what has no best config (empty unless ``untuned`` is ``error``). Launches of one
+        entry share its compilation.
 
     Raises:
         ManifestError: a case does not fit its kernel.
+        KernelError: a kernel cannot be imported.
+        UnsupportedValue: a key argument has no canonical text.
+        StoreError: a record is corrupt.
     """
     done: list[Resolved] = []
     open_: list[Unresolved] = []
+    entries: dict[str, Compilation] = {}
     with machine(gpu):
         for case in cases:
-            for launch in launches(case) if case.runs_on(gpu.name) else []:
-                _resolve_launch(launch, gpu, stores, untuned, done, open_)
+            if not case.runs_on(gpu.name):
+                continue
+            try:
+                for launch in launches(case):
+                    for found in _resolve_launch(launch, gpu, stores, untuned, open_):
+                        made = entries.setdefault(found.entry, found.compilation)
+                        done.append(replace(found, compilation=made) if made is not found.compilation else found)
+            except (ManifestError, KernelError, UnsupportedValue) as error:
+                if broken is None:
+                    raise
+                broken.append(error)
     return done, open_
 
 
@@ -167,8 +187,8 @@ class _Choice:
 
 
 def _resolve_launch(
-    launch: Launch, gpu: GPU, stores: tuple[Store, ...], untuned: str, done: list[Resolved], open_: list[Unresolved]
-) -> None:
+    launch: Launch, gpu: GPU, stores: tuple[Store, ...], untuned: str, open_: list[Unresolved]
+) -> Iterator[Resolved]:
     choice = _Choice(launch, gpu, stores, untuned, open_)
     try:
         for function, kwargs, config in through_decorators(launch.kernel, launch.args, launch.kwargs, choice):
@@ -179,13 +199,10 @@ def _resolve_launch(
             if launch.source is not None and launch.source != source_identity(function):
                 notice = "recorded from another source: the kernel, or a global it reads, is not the same here"
             kernel = f"{function.fn.__module__}:{function.fn.__qualname__}"
-            key = config_key(config) if config is not None else None
-            direct = _agrees(compilation, specialize(function, launch.args, kwargs))
-            done.append(
-                Resolved(
-                    gpu, kernel, choice.shape, key, choice.tuned, notice, compilation, launch.where, launch.ref,
-                    choice.space, direct, choice.tuning,
-                )
+            key = sys.intern(config_key(config)) if config is not None else None
+            yield Resolved(
+                gpu, sys.intern(kernel), choice.shape, key, choice.tuned, notice, compilation, launch.where, launch.ref,
+                choice.space, _agrees(compilation, specialize(function, launch.args, kwargs)), choice.tuning,
             )  # fmt: skip
     except TcacheError:
         raise
@@ -198,7 +215,4 @@ def _resolve_launch(
 
 def _agrees(compilation: Compilation, made: Specialized | None) -> bool:
     """Return whether tcache's own specialization of a launch is what Triton's binder made of it."""
-    if made is None:
-        return False
-    theirs = facts_of(compilation)
-    return all(theirs[name] == value for name, value in made.facts().items())
+    return made is not None and made.facts() == specialization_of(compilation)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from tcache.store import Timing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["COMMAND", "Result", "Task", "supervise", "visible_gpus"]
+__all__ = ["COMMAND", "Result", "Task", "gpu_names", "supervise", "visible_gpus"]
 
 COMMAND = [sys.executable, "-c", "from tcache.tuneworker import main; main()"]
 _DEATHS = 3
@@ -81,6 +82,15 @@ def visible_gpus() -> list[str]:
     except OSError:
         return ["0"]
     return [str(number) for number, line in enumerate(done.stdout.splitlines()) if line.startswith("GPU")] or ["0"]
+
+
+def gpu_names() -> set[str]:
+    """Return the names of this machine's NVIDIA GPUs; empty where there is no ``nvidia-smi`` to ask."""
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    except OSError:
+        return set()
+    return {match[1] for match in re.finditer(r"^GPU \d+: (.+?) \(UUID", done.stdout, re.MULTILINE)}
 
 
 def supervise(

@@ -23,11 +23,15 @@ class Outcome:
         resolved: the first launch that needs it.
         seconds: time to compile it.
         error: why it failed, None when it is in the cache now.
+        peak: most memory that its worker had resident until then, in bytes.
+        worker: process id of its worker.
     """
 
     resolved: Resolved
     seconds: float
     error: str | None = None
+    peak: int = 0
+    worker: int = 0
 
 
 def pending(resolved: Iterable[Resolved]) -> list[Resolved]:
@@ -51,7 +55,7 @@ def warm(todo: list[Resolved], jobs: int, done: Callable[[Outcome], None] = lamb
     """
 
     def outcome(result: Compiled) -> Outcome:
-        return Outcome(todo[result.number], result.seconds, result.error)
+        return Outcome(todo[result.number], result.seconds, result.error, result.peak, result.worker)
 
     results = compile_all([launch.compilation for launch in todo], jobs, lambda result: done(outcome(result)))
     return [outcome(result) for result in results]

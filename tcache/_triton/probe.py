@@ -93,6 +93,19 @@ class Compilation:
         """Compile (or read from the cache) and return Triton's ``CompiledKernel``."""
         return _compiler.compile(self.source, target=self.target, options=dict(self.options))
 
+    def effort(self) -> float:
+        """Return a guess of how long compiling takes, in no unit: only good for beginning with what takes longest.
+
+        Code is unrolled over a thread's share of a tile, so it grows with the block sizes, which are the powers of two
+        among the constants, and shrinks with the warps.
+        """
+        blocks = 1.0
+        for constant in self.source.constants.values():
+            value = getattr(constant, "value", constant)
+            if type(value) is int and 8 <= value <= 1 << 17 and value & (value - 1) == 0:
+                blocks *= value
+        return blocks / int(self.options.get("num_warps") or 4)
+
     def specialization(self) -> dict[str, Any]:
         """Return what Triton's binder made of the arguments, as named JSON values.
 

@@ -13,6 +13,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tcache.errors import TcacheError
     from tcache.keys.gpu import GPU
     from tcache.manifest import Case, LoadedManifest
     from tcache.resolve import Resolved, Unresolved
@@ -35,11 +36,18 @@ json_option = click.option(
 )
 
 
-untuned_option = click.option(
-    "--untuned", type=click.Choice(["error", "nearest", "default", "all"]), default="error", show_default=True,
-    show_envvar=True, help="Shapes without a best config: list them and exit 1, use the nearest tuned shape's, or the "
-    "first config. all: every config of every shape, as tuning would.",
-)  # fmt: skip
+_UNTUNED = (
+    "Shapes without a best config: list them and exit 1, use the nearest tuned shape's, or the first config. "
+    "all: every config of every shape, as tuning would."
+)
+
+
+def untuned_option(*more: str, more_help: str = "") -> Callable[[F], F]:
+    """--untuned; a command may take choices of its own."""
+    return click.option(
+        "--untuned", type=click.Choice(["error", "nearest", "default", "all", *more]), default="error",
+        show_default=True, show_envvar=True, help=_UNTUNED + more_help,
+    )  # fmt: skip
 
 
 def selection_options(function: F) -> F:
@@ -83,18 +91,22 @@ class Selection:
         manifests: the manifests, checked.
         gpus: GPUs by manifest.
         stores: where best configs are looked up, in order.
+        aliases: of GPU names, as the project states them.
     """
 
-    def __init__(self, manifests: list[LoadedManifest], gpus: list[list[GPU]], stores: tuple[Store, ...]) -> None:
+    def __init__(
+        self, manifests: list[LoadedManifest], gpus: list[list[GPU]], stores: tuple[Store, ...], aliases: dict[str, str]
+    ) -> None:
         self.manifests = manifests
         self.gpus = gpus
         self.stores = stores
+        self.aliases = aliases
 
     def cases(self) -> list[Case]:
         return [case for manifest in self.manifests for case in manifest.cases()]
 
-    def resolve(self, untuned: str) -> tuple[list[Resolved], list[Unresolved]]:
-        """Resolve every launch for every GPU."""
+    def resolve(self, untuned: str, broken: list[TcacheError] | None = None) -> tuple[list[Resolved], list[Unresolved]]:
+        """Resolve every launch for every GPU; cases that cannot be replayed are noted in ``broken`` if it is given."""
         from tcache.resolve import resolve
 
         done: list[Resolved] = []
@@ -102,7 +114,7 @@ class Selection:
         with contextlib.redirect_stdout(sys.stderr):  # what kernel files print is no answer of ours
             for manifest, gpus in zip(self.manifests, self.gpus, strict=True):
                 for gpu in gpus:
-                    found, open_ = resolve(manifest.cases(), gpu, self.stores, untuned)
+                    found, open_ = resolve(manifest.cases(), gpu, self.stores, untuned, broken)
                     done += found
                     missing += open_
         return done, missing
@@ -131,9 +143,13 @@ def quiet_noise() -> None:
 
 
 def select(
-    paths: tuple[Path, ...], gpus: tuple[str, ...], target: str | None, store: Path | None, cache_dir: Path | None
-) -> Selection:
+    paths: tuple[Path, ...], gpus: tuple[str, ...], target: str | None, store: Path | None, cache_dir: Path | None,
+    *, new_store: bool = False,
+) -> Selection:  # fmt: skip
     """Turn the shared options into a :class:`Selection`; checks everything before anything is done.
+
+    Args:
+        new_store: the store may be one that is yet to be made.
 
     Raises:
         TcacheError: a manifest, GPU, target, store or project file is not what it should be.
@@ -153,7 +169,7 @@ def select(
     named = store or project.store
     if named is not None and named.exists() and not named.is_dir():
         raise UsageError(f"{named}: the store is a file, expected a directory", "give a directory with --store")
-    if store is not None and not store.is_dir():
+    if store is not None and not store.is_dir() and not new_store:
         raise UsageError(f"{store}: no such store", "give a directory of best configs with --store")
     fallback = default_store()
     stores = (Store(named),) if named is not None else ((Store(fallback),) if fallback is not None else ())
@@ -177,4 +193,4 @@ def select(
 
         _need_directory(cache_dir)
         set_cache_directory(str(cache_dir.resolve()))
-    return Selection(loaded, chosen, stores)
+    return Selection(loaded, chosen, stores, project.gpu_aliases)

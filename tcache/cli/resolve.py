@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command("resolve")
 @manifests()
 @selection_options
-@untuned_option
+@untuned_option()
 @json_option
 def command(
     manifests: tuple[Path, ...], gpus: tuple[str, ...], target: str | None, store: Path | None, cache_dir: Path | None,

@@ -47,7 +47,7 @@ def command(
     from tcache.manifest import load_manifest
     from tcache.project import find_project
     from tcache.store import Store, default_store
-    from tcache.supervise import Task, supervise, visible_gpus
+    from tcache.supervise import visible_gpus
 
     quiet_noise()
     loaded = [load_manifest(path) for path in manifests]
@@ -60,27 +60,14 @@ def command(
     ]
     if not chosen:
         raise UsageError(f"--only {only!r} matches no case", f"cases read like: {cases[0]}")
-    since = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    request = {
-        "manifests": [str(manifest.path.resolve()) for manifest in loaded],
-        "store": str(place.resolve()),
-        "retune": None if retune == "stale" else retune,
-        "since": since,
-    }
     before = _entries(Store(place))
     devices = visible_gpus()
-    results: list[Result] = []
     begin = time.perf_counter()
-    with progress("tuning", len(chosen), quiet=as_json) as step:
-
-        def done(result: Result) -> None:
-            results.append(result)
-            left = (time.perf_counter() - begin) / len(results) * (len(chosen) - len(results))
-            state = f"failed: {result.error}" if result.error else f"{result.seconds:.1f} s"
-            step(f"{cases[result.case]} {state}, about {left:.0f} s left")
-
-        task = Task(request, place, timeout)
-        skipped = supervise(task, chosen, devices if all_gpus else devices[:1], done, budget)
+    paths = [manifest.path for manifest in loaded]
+    results, skipped = run_tuning(
+        paths, cases, chosen, place, devices if all_gpus else devices[:1],
+        retune=None if retune == "stale" else retune, timeout=timeout, budget=budget, quiet=as_json,
+    )  # fmt: skip
     seconds = time.perf_counter() - begin
     rows = _rows(results, Store(place), before)
     failed = [(cases[result.case], result) for result in results if result.error]
@@ -95,6 +82,47 @@ def command(
         spread = f" on {len(devices)} GPUs" if all_gpus and len(devices) > 1 else ""
         click.echo(f"{place}: {len(rows)} shapes from {len(results)} cases in {seconds:.1f} s{spread}")
     _report(failed, skipped, results)
+
+
+def run_tuning(
+    manifests: list[Path], cases: list[Case], chosen: list[int], place: Path, devices: list[str], *,
+    retune: str | None = None, timeout: float = 60.0, budget: float | None = None, quiet: bool = False,
+) -> tuple[list[Result], list[int]]:  # fmt: skip
+    """Tune some cases of manifests in worker processes and show progress.
+
+    Args:
+        manifests: their paths.
+        cases: all their cases, in order.
+        chosen: numbers of the cases to tune.
+        place: the store to write to.
+        devices: values of ``CUDA_VISIBLE_DEVICES``, one worker each.
+        retune, timeout, budget: as the options say.
+        quiet: whether to show nothing.
+
+    Returns:
+        What became of the cases, and those that the budget left out.
+    """
+    from tcache.supervise import Task, supervise
+
+    since = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    request = {
+        "manifests": [str(path.resolve()) for path in manifests],
+        "store": str(place.resolve()),
+        "retune": retune,
+        "since": since,
+    }
+    results: list[Result] = []
+    begin = time.perf_counter()
+    with progress("tuning", len(chosen), quiet=quiet) as step:
+
+        def done(result: Result) -> None:
+            results.append(result)
+            left = (time.perf_counter() - begin) / len(results) * (len(chosen) - len(results))
+            state = f"failed: {result.error}" if result.error else f"{result.seconds:.1f} s"
+            step(f"{cases[result.case]} {state}, about {left:.0f} s left")
+
+        skipped = supervise(Task(request, place, timeout), chosen, devices, done, budget)
+    return results, skipped
 
 
 def _report(failed: list[tuple[Case, Result]], skipped: list[int], results: list[Result]) -> None:

@@ -22,6 +22,7 @@ __all__ = ["Word", "decode_groups", "encode_groups", "encode_value", "normalise"
 _NAME = re.compile(r"[^\W\d]\w*")
 _WORD = re.compile(r"(?:@|(?:torch|tl)\.)[\w.<>]+")
 _JSON = json.JSONDecoder()
+_TEXT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ def _word(value: Any, kind: Any) -> str | None:
 
 def encode_value(value: Any) -> str:
     """Return the canonical text of one value."""
+    if type(value) is int:  # nearly all of them: a config has six, and a launch is resolved against every config
+        return str(value)
     value = normalise(value)
     if isinstance(value, Word):
         return value.text
@@ -88,7 +91,7 @@ def encode_value(value: Any) -> str:
         return "[" + ",".join(encode_value(item) for item in value) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _TEXT.encode(value)
 
 
 def encode_groups(groups: list[list[tuple[str, Any]]]) -> str:
