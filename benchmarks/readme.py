@@ -27,6 +27,17 @@ def figures() -> str:
     store = json.loads((RESULTS / "store.json").read_text())
     race, kill, seconds = races["race"], races["kill"], tuning["median_seconds"]
     machine, small = launch["machine"], cpu["machine"]
+    host, adopted, model, warm_up = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("launch", "adopted", "record_model", "warmup")
+    )
+    rows = "\n".join(
+        f"| {count} arguments | {row['us']['jit']:.1f} µs | {row['us']['stock']:.1f} µs | {row['us']['persistent']:.1f} µs "
+        f"| {row['us']['tcache']:.1f} µs | {row['of_jit']:.2f} | {row['of_stock']:.2f} |"
+        for count, row in host["arguments"].items()
+    )
+    same = model["frozen"]["same"]
+    resolve, peak = warm_up["resolve"], max(row["peak_mb"]["parent"] for row in warm_up["memory"]["rows"])
+    opened, packing = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("bundle", "pack"))
     return f"""\
 | first matmul launch of a fresh process, {machine["gpu"]} | median | compiled |
 |---|---:|---:|
@@ -40,6 +51,20 @@ def figures() -> str:
 On that GPU {gpu["checked"]} of {gpu["launches"]} launches of the quickstart manifest ran from a bundle built without a GPU, \
 checked against torch, as a user without a writable home and with no compiler on the path: {len(gpu["compiled"])} compiles by \
 Triton's own listener; [bundle_on_gpu.json](benchmarks/results/bundle_on_gpu.json).
+
+| host time of a launch seen before | `jit[grid]` | `triton.autotune` | persistent autotuner | tcache | of jit | of stock |
+|---|---:|---:|---:|---:|---:|---:|
+{rows}
+
+[launch.json](benchmarks/results/launch.json); the C launcher alone takes \
+{", ".join(f"{row['us']['launcher']:.1f}" for row in host["arguments"].values())} µs of it.
+
+A model of fla-core and liger-kernel, recorded forward and backward on that GPU, warmed up without one, and run again frozen: \
+{model["frozen"]["compiled"]} compiles, {model["frozen"]["stats"]["tuned"]} tuned, {same["bitwise_equal"]} of {same["tensors"]} losses \
+and gradients bitwise equal; [record_model.json](benchmarks/results/record_model.json). {adopted["kernels_adopted"]} kernels of the \
+two libraries adopted: a restarted process runs their operators in {adopted["median_seconds"]["restart"]:.1f} s, \
+`triton.autotune` with a warm compile cache in {adopted["median_seconds"]["stock"]:.0f} s, and with the tuning records that \
+fla-core asks Triton to keep in {adopted["median_seconds"]["recorded"]:.0f} s; [adopted.json](benchmarks/results/adopted.json).
 
 | tuning on {tuning["machine"]["gpu"]}, {tuning["machine"]["cores"]} cores | |
 |---|---:|
@@ -58,14 +83,19 @@ Triton's own listener; [bundle_on_gpu.json](benchmarks/results/bundle_on_gpu.jso
 | launches of the quickstart manifest that hit in `tcache verify` | {chain["hits"]} of {chain["launches"]} |
 | bundle, of the cache that tuning the same manifest leaves | {cpu["packed_of_tuning_cache"]:.2%} ({chain["packed_bytes"] / 1e3:.0f} kB of {warmup["tuning_cache_bytes"] / 1e6:.1f} MB) |
 | compiling {warmup["entries"]} entries two at a time against one at a time | {warmup["speedup"]:.2f}× ({warmup["speedup_of_the_whole_command"]:.2f}× with imports and replay) |
+| `tcache resolve` of {resolve["launches"]} launches of {resolve["kernels"]} kernels of three libraries, imports included | {resolve["seconds"]:.1f} s |
+| memory of `tcache warmup`'s parent, up to 15,000 launches of 70B-parameter shapes | {peak} MB |
+| packing {packing["entries"]:,} entries as a directory, a wheel, an image, a native cache | {", ".join(f"{packing[kind]['seconds']:.1f}" for kind in ("dir", "wheel", "oci", "native"))} s |
+| opening a bundle of {opened["entries"]:,} entries | {opened["milliseconds"]["open"]["median"]:.1f} ms |
 | store of {store["entries"]:,} entries over {store["kernels"]} kernels: a kernel's first lookup in a process | {store["first_lookup_ms"]:.1f} ms |
 | each further shape of the kernel, once | {store["first_lookup_of_a_further_shape_us"]:.0f} µs |
-| a shape looked up before | {store["later_lookup_us"]:.1f} µs |
+| a shape looked up before | {store["later_lookup_us"]:.2f} µs |
 | `tcache --help`, whole process | {start["help_ms"]:.0f} ms |
 | `import tcache` | {start["import_adds_ms"]:.1f} ms |
 
 Python {small["python"]}, torch {small["torch"]}, Triton {small["triton"]}; [cpu.json](benchmarks/results/cpu.json), \
-[store.json](benchmarks/results/store.json)."""
+[store.json](benchmarks/results/store.json), [warmup.json](benchmarks/results/warmup.json), \
+[pack.json](benchmarks/results/pack.json), [bundle.json](benchmarks/results/bundle.json)."""
 
 
 def rendered(text: str) -> str:
