@@ -76,18 +76,22 @@ def _refuse(error: TcacheError) -> None:
     raise SystemExit(error.exit_code)
 
 
+_HELP = """Prebaked Triton kernels: zero JIT, zero tuning, zero compiler in production, proven before you ship.
+
+\b
+tcache tune MANIFEST       on the GPU, once: best configs, JSON in git
+tcache warmup MANIFEST     no GPU: the winners, compiled
+tcache pack MANIFEST -o B  only what is referenced
+tcache verify B            exit 0: production will hit
+"""
+
+
 @click.group(
     cls=_Lazy,
+    help=_HELP,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TCACHE", "max_content_width": 100},
     epilog="Exit codes: 0 success; 1 an honest negative (misses, failed compiles); 2 bad input; 130 interrupted.",
 )
 @click.version_option(__version__, prog_name="tcache", allow_from_autoenv=False)
 def main() -> None:
-    r"""Prebaked Triton kernels: zero JIT, zero tuning, zero compiler in production, proven before you ship.
-
-    \b
-    tcache tune MANIFEST       on the GPU, once: best configs, JSON in git
-    tcache warmup MANIFEST     no GPU: the winners, compiled
-    tcache pack MANIFEST -o B  only what is referenced
-    tcache verify B            exit 0: production will hit
-    """
+    """See :data:`_HELP`, which click shows: in it a backspace keeps lines as they are."""

@@ -210,7 +210,8 @@ def test_a_compiler_that_dies_takes_only_its_kernel_along(project, tcache):
 
 def test_help_of_every_command(tcache):
     top = tcache("--help", check=0).stdout
-    for command in ("tune", "warmup", "resolve", "pack", "verify"):
+    assert "\n  tcache verify B            exit 0: production will hit\n" in top  # lines are kept as they are
+    for command in ("tune", "record", "warmup", "resolve", "pack", "diff", "gpus", "verify"):
         assert command in top
         text = tcache(command, "--help", check=0).stdout
         assert "--json" in text
