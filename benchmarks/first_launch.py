@@ -106,6 +106,33 @@ KINDS = ("stock, warm compile cache", "stock, warm, stored tuning", "jit, config
          "bundle, frozen", "bundle, preloaded")  # fmt: skip
 
 
+def summary(rows: dict[str, list[dict]]) -> dict:
+    """Return medians of what was measured so far."""
+    result = {
+        "kernel": "matmul bf16, M=N=K=4096, 24 configs",
+        "first_launch": {
+            name: {
+                "processes": len(found),
+                "median_ms": round(statistics.median(row["ms"] for row in found), 1),
+                "min_ms": round(min(row["ms"] for row in found), 1),
+                "max_ms": round(max(row["ms"] for row in found), 1),
+                "compiled": found[0]["compiled"],
+            }
+            for name, found in rows.items()
+            if found
+        },
+    }
+    preloads = [row["preload_ms"] for row in rows[KINDS[5]]]
+    result["preload_of_the_whole_bundle_ms"] = round(statistics.median(preloads), 1) if preloads else None
+    medians = {name: row["median_ms"] for name, row in result["first_launch"].items()}
+    result["times_faster_than"] = {
+        name: round(median / medians["bundle, frozen"], 1)
+        for name, median in medians.items()
+        if "bundle" not in name and "bundle, frozen" in medians
+    }
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
@@ -117,6 +144,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: dict[str, list[dict]] = {"stock, no cache": [], **{name: [] for name in KINDS}}
     todo: list[tuple[str, tuple, dict]] = []
+    _machine.RESULTS = arguments.output
     with tempfile.TemporaryDirectory() as scratch:
         warm, stored, persistent, empty = (Path(scratch, name) for name in ("warm", "stored", "persistent", "empty"))
         bundle = arguments.bundle
@@ -143,30 +171,10 @@ def main() -> None:
             if len(todo) >= arguments.together or number + 1 == arguments.rounds:
                 batch(todo, rows)
                 todo = []
+                _machine.write("first_launch", summary(rows))  # a run that is cut short keeps what it has
         # .nv is the CUDA driver's own cache
         assert {path.name for path in empty.iterdir()} <= {".nv"}, "a frozen process wrote something"
-    result = {
-        "kernel": "matmul bf16, M=N=K=4096, 24 configs",
-        "first_launch": {
-            name: {
-                "processes": len(found),
-                "median_ms": round(statistics.median(row["ms"] for row in found), 1),
-                "min_ms": round(min(row["ms"] for row in found), 1),
-                "max_ms": round(max(row["ms"] for row in found), 1),
-                "compiled": found[0]["compiled"],
-            }
-            for name, found in rows.items()
-            if found
-        },
-    }
-    preloads = [row["preload_ms"] for row in rows[KINDS[5]]]
-    result["preload_of_the_whole_bundle_ms"] = round(statistics.median(preloads), 1) if preloads else None
-    medians = {name: row["median_ms"] for name, row in result["first_launch"].items()}
-    result["times_faster_than"] = {
-        name: round(median / medians["bundle, frozen"], 1) for name, median in medians.items() if "bundle" not in name
-    }
-    _machine.RESULTS = arguments.output
-    print(_machine.write("first_launch", result).read_text())
+    print(_machine.write("first_launch", summary(rows)).read_text())
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def main() -> None:
             "dir": packed(folder, cache, "dir"),
             "wheel": packed(folder, cache, "wheel"),
             "oci": packed(folder, cache, "oci"),
-            "native": packed(folder, cache, "native", "--mount-path", "/root/.triton/cache"),
+            "native": packed(folder, cache, "native", "--mount-path", "/opt/triton/cache"),
         }
     print(_machine.write("pack", result).read_text())
 

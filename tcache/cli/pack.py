@@ -156,7 +156,7 @@ def _check(output: Path | None, form: str, options: dict[str, Any]) -> None:
     if form == "native" and not options["mount_path"]:
         raise UsageError(
             "--format native needs --mount-path: Triton's cache lists absolute paths",
-            "give the path at which the service will see the directory, such as /root/.triton/cache",
+            "give the path at which the service will see the directory, such as /opt/triton/cache",
         )
     for option, forms in (
         ("version", "wheel"), ("base", "oci"), ("mount_path", "native oci"), ("libcuda_dirs", "native oci"),

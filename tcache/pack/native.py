@@ -67,7 +67,7 @@ def native_members(
     """
     mount = PurePosixPath(mount_path)
     if not mount.is_absolute() or posixpath.normpath(mount_path) != str(mount):
-        raise UsageError(f"--mount-path {mount_path!r}: expected an absolute path", "such as /root/.triton/cache")
+        raise UsageError(f"--mount-path {mount_path!r}: expected an absolute path", "such as /opt/triton/cache")
     members = []
     entries = [member for member in contents.files if member.path.startswith("entries/")]
     names = {launch.entry: launch.compilation.name for launch in contents.entries}

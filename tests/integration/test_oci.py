@@ -41,8 +41,8 @@ def packed(project, tmp_path_factory):
         pack(out / "dir", "--warmup"),
         pack(out / "image", "--format", "oci"),
         pack(out / "image.tar", "--format", "oci"),
-        pack(out / "mounted", "--format", "oci", "--mount-path", "/root/.triton/cache", "--tag", "v2"),
-        pack(out / "native", "--format", "native", "--mount-path", "/root/.triton/cache"),
+        pack(out / "mounted", "--format", "oci", "--mount-path", "/opt/triton/cache", "--tag", "v2"),
+        pack(out / "native", "--format", "native", "--mount-path", "/opt/triton/cache"),
         pack(out / "onbase", "--format", "oci", "--base", out / "image.tar", "--include-ir", "ptx"),
     )
     return out, [json.loads(answer.ok()) for answer in answers]
@@ -90,7 +90,7 @@ def test_the_layer_is_what_mcv_gkm_and_kserve_read(packed):
     assert {(row["backend"], row["arch"], row["warp_size"]) for row in rows} == {("cuda", "90", 32)}
     groups = [json.loads(data) for name, data in cache.items() if "/__grp__" in name]
     assert len(groups) == 2
-    assert all(path.startswith("/root/.triton/cache/") for group in groups for path in group["child_paths"].values())
+    assert all(path.startswith("/opt/triton/cache/") for group in groups for path in group["child_paths"].values())
 
 
 def test_the_bundle_rides_along(packed):
