@@ -52,6 +52,9 @@ class Skipped(NamedTuple):
     kind: str
 
 
+_MOST_NOTICES = 1000
+
+
 @dataclass(frozen=True)
 class Active:
     """The settings in force.
@@ -79,8 +82,8 @@ class Active:
     notices: set[str] = field(default_factory=set)
 
     def notice(self, text: str) -> None:
-        """Log ``text`` once in this process."""
-        if text not in self.notices:
+        """Log ``text`` once in this process; after very many different ones, no more."""
+        if text not in self.notices and len(self.notices) < _MOST_NOTICES:
             self.notices.add(text)
             _log.warning(text)
 

@@ -109,15 +109,18 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
                 kind = f"{type(self).__module__}.{type(self).__name__}"
                 active().notice(f"tcache: {kind} overrules the store for {kernel_of(self).ref}")
             return kernel
-        launcher = self._launcher or self._new_launcher()
+        launcher = self._launcher
+        if launcher is None or launcher.owner != id(self) or self.keys is not launcher.keys:
+            launcher = self._new_launcher()
+        generation = launcher.generation
         kernel = self._from_bundle(launcher, args, kwargs, grid, config)
         if kernel is None and (config.pre_hook is not None or not launcher.ready(args, kwargs)):
             kernel = super().run(*args, **launch)
         elif kernel is None:
             with captured(launcher.function) as seen:
                 kernel = super().run(*args, **launch)
-            if seen.bound is not None and self._remembered():
-                launcher.learn(self, args, kwargs, self.best_config, seen.bound, kernel)
+            if seen.bound is not None and self._remembered() and launcher.generation == generation:
+                launcher.learn(self, args, kwargs, config, seen.bound, kernel)
         return kernel
 
     def _from_bundle(
@@ -156,7 +159,12 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
 
     def _bound_memory(self) -> None:
         """Forget the oldest winners of very many shapes; the store has them, except those tuned in memory only."""
-        if len(self.cache) >= MOST_WINNERS and isinstance(self.cache, Winners) and active().writable is not None:
+        settings = active()
+        if (
+            len(self.cache) >= MOST_WINNERS
+            and isinstance(self.cache, Winners)
+            and (settings.writable or settings.mode != "tune")
+        ):
             self.cache.drop_oldest(MOST_WINNERS // 2)
 
     def _select(self, upstream_key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class Prebaked:
         self._lock = threading.Lock()
         self._rows: dict[tuple[str, str], dict[str, tuple[Bundle, str]]] = {}
         self._indexes: list[tuple[Bundle, dict[str, list[str]]]] | None = None
-        self._kernels: dict[tuple[int, int, str], Any] = {}
+        self._kernels: dict[tuple[int, str, int, str], Any] = {}
         self._globals: dict[int, tuple[Any, list[tuple[dict[str, Any], str, Any]]]] = {}
         self._variables: dict[str, str] | None = None
 
@@ -89,14 +90,16 @@ class Prebaked:
     def _kernel(self, function: Any, made: Specialized) -> Any:
         target = ":".join(map(str, current_target()))
         wanted = digest_of(made.facts(), target)
-        place = (id(function), current_device(), wanted)
+        place = (id(function), str(function.src), current_device(), wanted)
         known = self._kernels.get(place)
         if known is not None:
             return known
         found = self._find(function, source_identity(function), wanted)
         return None if found is None else self._loaded(place, function, made, *found)
 
-    def _loaded(self, place: tuple[int, int, str], function: Any, made: Specialized, bundle: Bundle, entry: str) -> Any:
+    def _loaded(
+        self, place: tuple[int, str, int, str], function: Any, made: Specialized, bundle: Bundle, entry: str
+    ) -> Any:
         files = bundle.entry_files(entry)
         if files is None or isinstance(files, Rejected):
             return None  # the overlay says what is wrong with it
@@ -105,6 +108,7 @@ class Prebaked:
         with self._lock:
             if len(self._kernels) >= _LARGEST:
                 self._kernels.clear()
+                self._globals.clear()
             self._kernels[place] = kernel
             self._globals.setdefault(id(function), (function, constants_read(function)))
         count("entries")
@@ -128,7 +132,7 @@ class Prebaked:
             return False
         divisible = tuple(name for name, found in facts["attributes"].items() if "tt.divisibility=16" in found)
         made = Specialized({}, facts["signature"], facts["constants"], divisible, facts["options"])
-        place = (id(function), current_device(), digest_of(facts, facts["target"]))
+        place = (id(function), str(function.src), current_device(), digest_of(facts, facts["target"]))
         kernel = self._kernels.get(place) or self._loaded(place, function, made, bundle, entry)
         if kernel is None:
             return False
@@ -186,6 +190,16 @@ _MISSING = object()
 
 
 _current: tuple[Active, Prebaked] | None = None
+
+
+def _after_fork() -> None:
+    """Start anew in a forked child: another thread may have held the lock, and no kernel is on its GPU."""
+    global _current  # noqa: PLW0603
+    _current = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def prebaked() -> Prebaked | None:

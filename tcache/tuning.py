@@ -122,7 +122,9 @@ def tune(
             timings = {**known, **race.timings()}
             keys = [config_key(config) for config in tuner.configs]
             complete = all(key in timings for key in pruned)
-            if any(timing.median is not None for timing in timings.values()) or complete:
+            if _is_mistake(timings):
+                journal.close()
+            elif any(timing.median is not None for timing in timings.values()) or complete:
                 best, tied = _best(timings, race, pruned)
                 now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
                 space = space_identity(keys) if complete else None
@@ -132,6 +134,11 @@ def tune(
                 store.update(gpu, kernel, shape, done.keeping, buckets=getattr(tuner, "buckets", None))
                 journal.close()
     return race.outcome(pruned, timings, f"{kernel.ref} [{shape}]", begin)
+
+
+def _is_mistake(timings: dict[str, Timing]) -> bool:
+    """Return whether no config compiles: the launch's arguments are to blame, and the next one's may be right."""
+    return bool(timings) and all((timing.failed or "").startswith("CompilationError") for timing in timings.values())
 
 
 def _unsettled(timings: dict[str, Timing]) -> set[str]:

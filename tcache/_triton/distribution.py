@@ -20,10 +20,9 @@ import triton
 
 __all__ = ["Distribution", "distribution"]
 
-_SLACK_NS = 2_000_000_000
-"""RECORD is written after the files; file systems and archives round times to two seconds at worst."""
-
-_ELSEWHERE = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH")
+_ELSEWHERE = (
+    "TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH", "TRITON_MOCK_PTX_VERSION",
+)  # fmt: skip
 """Variables that put a file of another origin in the place of one of the distribution's."""
 
 
@@ -53,7 +52,7 @@ def distribution(root: str | None = None, version: str | None = None) -> Distrib
         if os.environ.get(name):
             return Distribution("", f"{name} is set")
     try:
-        written = os.stat(record).st_mtime_ns + _SLACK_NS
+        written = os.stat(record).st_mtime_ns
         with open(record, encoding="utf-8", newline="") as file:
             rows = sorted((row[0], row[1], row[2]) for row in csv.reader(file) if len(row) == 3 and _counts(row))
     except (OSError, ValueError) as error:

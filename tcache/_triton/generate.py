@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver as _driver
 from triton.runtime.jit import JITFunction
 
@@ -151,7 +152,8 @@ def functions(
         "DRIVER": _driver, "ACTIVE": watched.driver, "BINDERS": function.device_caches,
         "get_device": _device_of(watched.driver), "get_stream": watched.driver.get_current_stream,
         "FUNCTION": function, "DEBUG": watched.debug,
-        "JIT": JITFunction, "RUN": watched.run,
+        "JIT": JITFunction, "RUN": watched.run, "UPSTREAM": Autotuner, "UPSTREAM_RUN": watched.upstream,
+        "FIELDS": function.__dict__, "FN": tuner.fn, "KEYS": tuner.keys, "OWNER": id(tuner),
         "GLOBALS": depends, "MISSING": _MISSING,
         "CONFIGS": tuner.configs, "COUNT": len(tuner.configs), "FIRST": tuner.configs[0],
         "VARIABLES": getattr(os.environ, "_data", None), "VARIABLES_WERE": watched.variables,
@@ -193,6 +195,7 @@ def text(shape: Shape, variables: dict[str, str | None], has_globals: bool) -> s
         lines += _heuristic_lines(shape)
     opened = ", ".join(f"p_{name}" for name in rest)
     lines.append(f"    kernel, run, function, packed, config, {f'({opened},)' if rest else 'nothing'} = found")
+    lines += ["    if config.pre_hook is not None:", "        return None"]
     if has_globals:
         lines += [
             "    for space, name, value in GLOBALS:",
@@ -233,6 +236,8 @@ def _guards(variables: dict[str, str | None]) -> list[str]:
     checks = [
         "RUNTIME != RUNTIME_WAS", "COMPILATION != COMPILATION_WAS", "ENTER", "EXIT", "FUNCTION.pre_run_hooks",
         "DRIVER._active is not ACTIVE", "FUNCTION.debug is not DEBUG", "JIT.run is not RUN",
+        "UPSTREAM.run is not UPSTREAM_RUN", "'run' in FIELDS", "tuner.fn is not FN", "tuner.keys is not KEYS",
+        "id(tuner) != OWNER",
         "tuner.configs is not CONFIGS", "len(CONFIGS) != COUNT", "CONFIGS[0] is not FIRST",
     ]  # fmt: skip
     for name, value in variables.items():

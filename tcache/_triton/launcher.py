@@ -16,6 +16,7 @@ and the native specializer (``python/src/specialize.cc``), alike in 3.6 to 3.9 a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton import knobs
 from triton.compiler.compiler import CompiledKernel
-from triton.runtime.autotuner import Heuristics
+from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.driver import driver as _driver
 from triton.runtime.jit import JITFunction
 
@@ -43,6 +44,7 @@ class _Watched:
 
     def __init__(self, function: Any) -> None:
         self.run = JITFunction.run
+        self.upstream = Autotuner.run
         self.driver = _driver.active
         self.runtime = dict(knobs.runtime.__dict__)
         self.compilation = dict(knobs.compilation.__dict__)
@@ -90,13 +92,17 @@ class Launcher:
         self.variants: dict[Any, Callable[..., Any]] = {}
         self._entries: dict[Any, tuple[Callable[..., Any], dict[Any, Any]]] = {}
         self._refused: set[Any] = set()
+        self.owner = id(tuner)
+        self.keys = tuner.keys
+        self.generation = 0
         _LAUNCHERS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nothing, ()  # copies and pickles of an autotuner learn again
 
     def forget(self) -> None:
-        """Forget every launch."""
+        """Forget every launch, also one that is under way and would be learnt."""
+        self.generation += 1
         self.variants, self._entries = {}, {}
         self._watched = None
 
@@ -144,12 +150,13 @@ class Launcher:
             Whether it could be remembered.
         """
         function, watched = self.function, self._watch(config, kernel)
-        if watched is None:
+        if watched is None or any(bound.get(name) is not value for name, value in config.kwargs.items()):
             return False
         made = self._code(_kinds(args, kwargs), tuner, args, kwargs, watched, depends)
         if made is None:
             return False
         key_of, table = made
+        key_of.__globals__["EXACT"].clear()
         function.device_caches[watched.driver.get_current_device()]  # made anew after somebody cleared it: see _guards
         try:
             key, inner = key_of(args, kwargs, bound)
@@ -257,6 +264,15 @@ class Winners(dict[Any, Any]):
         self._changed()
         return super().popitem()
 
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
+        self.update(other)
+        return self
+
     def update(self, *args: Any, **kwargs: Any) -> None:
         self._changed()
         super().update(*args, **kwargs)
@@ -296,7 +312,8 @@ class captured:  # noqa: N801 - reads as a context manager
         self.bound: dict[str, Any] | None = None
 
     def _note(self, *args: Any, **kwargs: Any) -> None:
-        if threading.get_ident() == self._thread:
+        # the first run of this thread: a grid function may launch the kernel again
+        if threading.get_ident() == self._thread and self.bound is None:
             function = self._function
             defaults = {kp.name: kp.default for kp in function.params if kp.has_default}
             self.bound = {**defaults, **dict(zip(function.arg_names, args, strict=False)), **kwargs}
@@ -306,4 +323,5 @@ class captured:  # noqa: N801 - reads as a context manager
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._function.pre_run_hooks.remove(self._note)
+        with contextlib.suppress(ValueError):  # somebody may have cleared the list
+            self._function.pre_run_hooks.remove(self._note)

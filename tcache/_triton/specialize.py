@@ -65,7 +65,7 @@ def specialize(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         None for what is not known here: other kinds of arguments, targets other than CUDA, names that do not bind.
     """
     target = _driver.active.get_current_target()
-    if target.backend != "cuda" or len(args) > len(function.params):
+    if target.backend != "cuda" or len(args) > len(function.params) or "extern_libs" in kwargs:
         return None
     given = {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
     if len(given) != len(args) + len(kwargs):
@@ -177,6 +177,9 @@ def unusual() -> str | None:
     for name in ("jit_cache_hook", "jit_post_compile_hook", "add_stages_inspection_hook"):
         if getattr(knobs.runtime, name, None) is not None:
             return f"knobs.runtime.{name} is set"
+    for name in ("ptxas", "ptxas_blackwell", "libdevice_path", "mock_ptx_version"):
+        if vars(knobs.nvidia).get(name) is not None:
+            return f"knobs.nvidia.{name} is set"
     if JITFunction.create_binder.__module__ != JITFunction.__module__:
         return "launches are recorded"  # see tcache._triton.watch
     return None

@@ -69,18 +69,24 @@ def constants_read(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
             if isinstance(value, JITCallable):
                 visit(value)
             elif len(path) == 1 and path[0] in python.__globals__ and _is_plain(value):
-                found.append((python.__globals__, path[0], copy.deepcopy(value)))
+                found.append((python.__globals__, path[0], _copied(value)))
 
     visit(function)
     return found
 
 
 def _is_plain(value: Any) -> bool:
+    """Return whether upstream would watch a global of this value."""
     if type(value).__name__ == "constexpr" and hasattr(value, "value"):
         return True
-    if isinstance(value, (tuple, list)):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, (bool, int, float, str))
+    return value is not None and not isinstance(value, types.ModuleType) and not callable(value)
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # what cannot be copied is compared with itself
+        return value
 
 
 def _visit(function: Any, seen: dict[int, str], found: dict[str, Any]) -> str:
@@ -190,47 +196,48 @@ _DEEPEST = 4
 
 
 def _loaded_names(tree: ast.AST) -> list[tuple[str, ...]]:
-    """Return the names and dotted names a function reads, longest dotted form only, except its own locals."""
-    local = _locals(tree)
+    """Return the names and dotted names a function reads, longest dotted form only, except its own locals.
+
+    In the order of evaluation, as upstream's ``DependenciesFinder`` goes through it: a name that is read before it is
+    assigned is a global until then (``v = o * S; S = v``). A name that is local to a comprehension or lambda only may
+    also be a global that the function reads; taking it for one costs nothing but a value too many in the identity.
+    """
+    local: set[str] = set()
     paths: set[tuple[str, ...]] = set()
 
-    def visit(node: ast.AST) -> None:
+    def visit(node: ast.AST, *, inner: bool) -> None:
         path: list[str] = []
-        inner = node
-        while isinstance(inner, ast.Attribute):
-            path.append(inner.attr)
-            inner = inner.value
-        if isinstance(inner, ast.Name) and (path or isinstance(inner.ctx, ast.Load)):
-            if inner.id not in local:
-                paths.add((inner.id, *reversed(path)))
+        root = node
+        while isinstance(root, ast.Attribute):
+            path.append(root.attr)
+            root = root.value
+        if isinstance(root, ast.Name):
+            if isinstance(root.ctx, ast.Store) and not path:
+                if not inner:
+                    local.add(root.id)
+            elif root.id not in local:
+                paths.add((root.id, *reversed(path)))
             return
-        for child in ast.iter_child_nodes(node):
-            visit(child)
+        if isinstance(node, ast.arg) and not inner:
+            local.add(node.arg)
+        hidden = inner or isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda))
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id not in local:
+            paths.add((node.target.id,))
+        for child in _in_order(node):
+            visit(child, inner=hidden)
 
-    visit(tree)
+    visit(tree, inner=False)
     return sorted(paths)
 
 
-def _locals(tree: ast.AST) -> set[str]:
-    """Return a function's own names: its arguments and what it assigns, outside comprehensions and lambdas.
-
-    A name that is local to a comprehension only may also be a global that the function reads; taking it for one
-    costs nothing but a value too many in the identity.
-    """
-    names: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)):
-            return
-        if isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(tree)
-    return names
+def _in_order(node: ast.AST) -> list[ast.AST]:
+    """Return a node's children in the order they are evaluated: what is assigned before what it is assigned to."""
+    children = list(ast.iter_child_nodes(node))
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and node.value is not None:
+        return [node.value, *(child for child in children if child is not node.value)]
+    if isinstance(node, (ast.For, ast.AsyncFor)):
+        return [node.iter, node.target, *node.body, *node.orelse]
+    return children
 
 
 def _resolve(path: tuple[str, ...], scope: dict[str, Any]) -> Any:

@@ -305,3 +305,59 @@ def test_memory_is_bounded(null):
     assert len(variant.__globals__["EXACT"]) <= launcher.LARGEST
     assert len(variant.__globals__["TABLE"]) < 60
     assert len(ours.cache) < 60
+
+
+def test_what_is_replaced_on_an_autotuner_is_followed(null, fast):
+    """As stock: another function, a copy with winners of its own, a hook or a wrapped method after the first launch."""
+    _, ours = both(plain)
+    args = (STORAGE, STORAGE, 16, 1, 1.0, True, None)
+    for _ in range(3):
+        ours[(1,)](*args)
+    assert fast[-1]
+    twin = copy.copy(ours)
+    twin.cache = dict.fromkeys(ours.cache, CONFIGS[1])
+    for _ in range(3):
+        twin[(1,)](*args)
+        assert twin.best_config is CONFIGS[1]
+        ours[(1,)](*args)
+        assert ours.best_config is CONFIGS[0]
+    calls = []
+    own = triton.Config({"BLOCK": 16}, num_warps=1)
+    _, hooked = both(plain, configs=[own, CONFIGS[1]])
+    for _ in range(3):
+        hooked[(1,)](*args)
+    own.pre_hook = lambda given: calls.append(given["n"])
+    hooked[(1,)](*args)
+    assert calls == [16]
+    winners = hooked.cache
+    winners |= dict.fromkeys(winners, CONFIGS[1])
+    hooked[(1,)](*args)
+    assert hooked.best_config is CONFIGS[1]
+
+
+def test_a_launch_within_a_grid_function_is_not_taken_for_the_outer_one(null):
+    stock, ours = both(plain)
+    seen = {}
+    for name, kernel in (("stock", stock), ("ours", ours)):
+        for n in (16, 17):  # tuned before: stock itself cannot be launched within its own benchmarks
+            kernel[(1,)](STORAGE, STORAGE, n, 1, 1.0, True, None)
+
+        def grid(meta, kernel=kernel):
+            if meta["n"] == 16:
+                kernel[(1,)](STORAGE, STORAGE, 17, 1, 1.0, True, None, KIND="none")
+            return (meta["BLOCK"],)
+
+        rows = []
+        for _ in range(4):
+            null.seen.clear()
+            kernel[grid](STORAGE, STORAGE, 16, 1, 1.0, False, None)  # first seen here: learnt around the inner one
+            rows.append([(row[1], row[2], row[3][2:]) for row in null.seen])
+        seen[name] = rows
+    assert seen["ours"] == seen["stock"]
+
+
+def test_a_launch_that_cannot_compile_spoils_nothing(null):
+    _, ours = both(plain)
+    with pytest.raises(tcache.TcacheError, match="every config failed"):
+        ours[(1,)](STORAGE, STORAGE, 16, None, 1.0, True, None)
+    assert ours[(1,)](STORAGE, STORAGE, 16, 1, 1.0, True, None) is not None

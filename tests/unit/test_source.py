@@ -215,3 +215,35 @@ def test_what_is_read_is_looked_at_again_and_the_text_is_not(tmp_path, monkeypat
     assert source_identity(module.kernel) == before
     module.inner._unsafe_update_src(module.inner.src.replace("x * SCALE", "x - SCALE"))
     assert source_identity(module.kernel) != before
+
+
+def test_a_global_that_is_read_before_a_local_hides_it(tmp_path):
+    from tcache.keys.source import constants_read
+
+    text = """
+import triton
+import triton.language as tl
+S = tl.constexpr({value})
+
+@triton.jit
+def helper(o):
+    return o * {factor}
+
+@triton.jit
+def kernel(x):
+    v = helper(tl.arange(0, 16)) * S
+    S = v + 1
+    helper = S
+    tl.store(x + tl.arange(0, 16), helper)
+"""
+    found = {}
+    for value, factor in ((2, 1), (3, 1), (2, 5)):
+        name = f"early_{value}_{factor}"
+        path = tmp_path / f"{name}.py"
+        path.write_text(text.format(value=value, factor=factor))
+        spec = importlib.util.spec_from_file_location("early", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found[value, factor] = source_identity(module.kernel)
+        assert [row[1] for row in constants_read(module.kernel)] == ["S"]
+    assert len(set(found.values())) == 3
