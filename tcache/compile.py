@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tcache._triton.probe import Compilation
 
-__all__ = ["GROWTH", "Compiled", "compile_all", "cores", "entry_present", "one_line"]
+__all__ = ["GROWTH", "Compiled", "compile_all", "cores", "entry_present", "one_line", "peak_memory"]
 
 GROWTH = 512 << 20
 """Bytes by which a worker's resident memory may grow; LLVM and MLIR keep about 1 MB of each compilation."""
@@ -66,6 +66,21 @@ def entry_present(entry: str, name: str, root: str | None = None) -> bool:
     group = os.path.join(root or cache_directory(), entry, f"__grp__{name[:150]}.json")
     binary = any(os.path.isfile(f"{stem}.{kind}") for kind in ("cubin", "hsaco"))
     return binary and os.path.isfile(group) and os.path.isfile(f"{stem}.json")
+
+
+def peak_memory() -> int:
+    """Return the most memory this process has had resident, in bytes.
+
+    ``ru_maxrss`` is no answer: a process started by a large one begins with the other's.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def cores() -> int:
@@ -211,6 +226,6 @@ def _work(todo: list[Compilation], number: int, pipe: Connection, inherited: lis
                 todo[number].run()
             except Exception as problem:  # whatever a compiler raises is this entry's outcome
                 error = one_line(problem)
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            peak = peak_memory()
             pipe.send((number, time.perf_counter() - begin, error, _resident() - base, peak))
             number = pipe.recv()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,7 @@ def command(
     A case that cannot be replayed and a kernel that cannot be compiled do not stop the others: they are listed at the
     end, with exit code 1.
     """
-    from tcache.compile import cores
+    from tcache.compile import cores, peak_memory
     from tcache.warmup import pending, warm
 
     begin = time.perf_counter()
@@ -82,7 +81,7 @@ def command(
                 "compiling_seconds": round(end - compiling, 3),
                 "workers": len({row.worker for row in outcomes}),
                 "peak_mb": {
-                    "parent": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+                    "parent": round(peak_memory() / 2**20),
                     "worker": max((row.peak for row in outcomes), default=0) >> 20,
                 },
                 "kernels": [_row(row) for row in outcomes],

@@ -198,5 +198,5 @@ def test_the_service_is_alive_and_says_why_it_is_not_ready(image, tmp_path):
             service.wait(30)
         log.seek(0)
         text = log.read()
-    assert "tcache: mode frozen, 1 bundles (bundle), 25 entries" in text
+    assert "tcache: mode frozen, 1 bundles (quickstart), 25 entries" in text
     assert "Traceback" not in text
