@@ -1,7 +1,9 @@
 """``tcache.autotune``: ``triton.autotune`` whose winners live in a store.
 
 A winner that the store knows is put where upstream's ``Autotuner`` keeps the winners of this process, and upstream's
-own ``run`` does the rest. So a hit launches through exactly the code, and exactly the hooks, of ``triton.autotune``.
+own ``run`` does the rest. Two ways around it lead to the same launch: a packed kernel is found through its bundle's
+index (:mod:`tcache.prebaked`), and a launch that was seen before is answered by what was learnt from it
+(:mod:`tcache._triton.launcher`). Both step aside for everything they do not know.
 """
 
 from __future__ import annotations

@@ -11,9 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from triton.runtime.cache import CacheManager
-
-from tcache._triton.probe import _manager
+from tcache._triton.probe import _Asked, _manager, _Name
 
 __all__ = ["AutotuneRecord", "autotune_record"]
 
@@ -35,26 +33,14 @@ class AutotuneRecord:
     asked_for: bool
 
 
-class _Asked(BaseException):
-    def __init__(self, payload: Any) -> None:
-        self.payload = payload
+class _File(_Name):
+    """Notes the file that is asked for, too."""
 
-
-class _Name(CacheManager):  # type: ignore[misc]  # upstream is untyped
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         self._key = key
 
     def get_file(self, filename: str) -> str | None:
         raise _Asked((self._key, filename))
-
-    def put(self, data: Any, filename: str, binary: bool = True) -> str:
-        raise AssertionError
-
-    def get_group(self, filename: str) -> dict[str, str] | None:
-        raise AssertionError
-
-    def put_group(self, filename: str, group: dict[str, str]) -> str:
-        raise AssertionError
 
 
 class _Stop:
@@ -94,7 +80,7 @@ def autotune_record(
     autotuner.fn, autotuner.cache, autotuner.cache_results = _Stop(fn), {}, True
     autotuner.check_disk_cache = check
     try:
-        with _manager(_Name):
+        with _manager(_File):
             autotuner.run(*args, grid=(1, 1, 1), warmup=True, **kwargs)
     except _Asked as asked:
         payload = asked.payload
