@@ -83,6 +83,7 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any, *, warmup: bool) -> Any:
         """Launch the way upstream does, after putting the winner where it looks, and learn from it."""
+        active()  # installs the overlay before Triton builds its driver
         launch = {**kwargs, "grid": grid, "warmup": warmup}
         config = self.configs[0] if len(self.configs) == 1 else None
         if len(self.configs) > 1:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from typing import NamedTuple
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["GROUP", "OPT_OUT", "Offer", "installed", "named"]
 
@@ -40,9 +46,42 @@ def installed() -> list[Offer]:
     if os.environ.get(OPT_OUT, "1") == "0":
         return []
     found: list[Offer] = []
-    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
-        found += [offer for offer in _below(point.value) if offer not in found]
+    for _, value in sorted({(point.name, point.value) for point in _points()}):
+        found += [offer for offer in _below(value) if offer not in found]
     return found
+
+
+def _points() -> Iterator[importlib.metadata.EntryPoint]:
+    """Yield the entry points of the group.
+
+    ``importlib.metadata.entry_points`` reads the metadata of every installed package: 15 ms where there are 200. Here
+    only those are read whose ``entry_points.txt`` has the group's name in it. Of packages found twice on ``sys.path``
+    the first counts, as there.
+    """
+    seen: set[str] = set()
+    for place in dict.fromkeys(sys.path):
+        try:
+            with os.scandir(place or ".") as listing:
+                names = sorted(row.name for row in listing if row.name.endswith((".dist-info", ".egg-info")))
+        except OSError:
+            if not os.path.isfile(place):
+                continue
+            for found in importlib.metadata.distributions(path=[place]):  # a zip file
+                yield from found.entry_points.select(group=GROUP)
+            continue
+        for name in names:
+            package = re.sub(r"[-_.]+", "-", name.rpartition(".")[0].partition("-")[0]).lower()
+            if package in seen:
+                continue
+            seen.add(package)
+            try:
+                with open(os.path.join(place or ".", name, "entry_points.txt"), "rb") as file:
+                    text = file.read()
+            except OSError:
+                continue
+            if GROUP.encode() in text:
+                known = importlib.metadata.PathDistribution(Path(place or ".", name))
+                yield from known.entry_points.select(group=GROUP)
 
 
 def _below(value: str) -> list[Offer]:

@@ -148,6 +148,7 @@ def _answer_for_helpers() -> None:
     if not _answering:
         _answering = True
         _previous = _cache.set_build_impl(_build)
+        _cache.spare_platform_search()
         if active().mode == "frozen":  # nothing will be linked
             _cache.skip_driver_search()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
@@ -17,8 +20,10 @@ __all__ = [
     "FileCacheManager",
     "cache_directory",
     "compile_events",
+    "platform_key",
     "set_build_impl",
     "set_manager",
+    "spare_platform_search",
     "without_build_impl",
 ]
 
@@ -91,6 +96,57 @@ def skip_driver_search() -> None:
     """
     if knobs.nvidia.libcuda_path is None:
         knobs.nvidia.libcuda_path = "/nonexistent"
+
+
+def platform_key(executable: str, *, file_program: bool) -> str | None:
+    """Return what ``triton.runtime.build.platform_key`` returns, from a header instead of a process.
+
+    Upstream asks ``platform.architecture()``, which runs the ``file`` program on Python: 10 to 15 ms at the first
+    native helper. What it reads from the answer are the word size and the word ELF; both stand in the first five
+    bytes. Where there is no ``file`` program the second is empty (``platform.architecture`` and ``_syscmd_file`` in
+    CPython's ``Lib/platform.py``). A wrong answer would cost a search by key, not a wrong helper: those are packed by
+    source too.
+
+    Args:
+        executable: the running Python.
+        file_program: whether there is a ``file`` program to ask.
+
+    Returns:
+        The key; None where only upstream's way tells.
+    """
+    import platform
+    import struct
+
+    if not sys.platform.startswith("linux"):
+        return None
+    bits = f"{struct.calcsize('P') * 8}bit"
+    if not file_program:
+        return f"{platform.machine()},{platform.system()},{bits},"
+    try:
+        with open(os.path.realpath(executable), "rb") as file:
+            head = file.read(5)
+    except OSError:
+        return None
+    if head[:4] != b"\x7fELF" or head[4] not in (1, 2):
+        return None
+    return ",".join([platform.machine(), platform.system(), ("32bit", "64bit")[head[4] - 1], "ELF"])
+
+
+def spare_platform_search() -> None:
+    """Let Triton name its native helpers without running the ``file`` program."""
+    from triton.runtime import build
+
+    upstream = build.platform_key
+    if getattr(upstream, "spares_a_process", False):
+        return
+
+    @functools.lru_cache
+    def answer() -> str:
+        found = platform_key(sys.executable, file_program=shutil.which("file") is not None)
+        return found if found is not None else upstream()
+
+    answer.spares_a_process = True  # type: ignore[attr-defined]
+    build.platform_key = answer
 
 
 def set_cache_directory(path: str) -> None:

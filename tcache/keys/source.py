@@ -64,7 +64,8 @@ def constants_read(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
             return
         seen.add(id(callable_))
         python = callable_.fn
-        for path in _loaded_names(ast.parse(str(callable_.src))):
+        text = _text(callable_, python)
+        for path in text.names if text is not None else ():
             value = _resolve(path, python.__globals__)
             if isinstance(value, JITCallable):
                 visit(value)
