@@ -8,7 +8,9 @@ Counted from when torch, Triton, the CUDA context and the kernel's module are th
 - ``jit, config by hand``: no autotuner, everything was compiled before.
 - ``persistent autotuner``: winners in a JSON file, as FlexGEMM's (see ``_persistent.py``), everything compiled before.
 - ``bundle, frozen``: the bundle, nothing else.
-- ``bundle, preloaded``: the same after ``tcache.preload()``, whose time is given apart.
+- ``stock jit, bundle``: ``jit, config by hand``, the kernel coming from the bundle: what a kernel without tcache's
+  decorator gains.
+- ``bundle, preloaded``: ``bundle, frozen`` after ``tcache.preload()``, whose time is given apart.
 
 The processes of a batch start together and wait where the clock begins; then they go on one after the other, the
 alternatives in turn, each alone. Writes ``first_launch.json`` to ``--output`` (default: ``benchmarks/results``).
@@ -19,24 +21,25 @@ alternatives in turn, each alone. Writes ``first_launch.json`` to ``--output`` (
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import _machine
-from _machine import ROOT
+import _together
+from _together import finish, frozen
+
+if TYPE_CHECKING:
+    import subprocess
 
 PROCESS = """
 import json, os, sys, time
 import torch, triton, tcache
 kind = os.environ["KIND"]
 sys.path.insert(0, os.path.join(os.environ["ROOT"], "benchmarks"))
-if kind in ("stock", "jit"):
+if kind in ("stock", "jit", "jit in bundle"):
     tcache.autotune = triton.autotune
 elif kind == "persistent":
     from functools import partial
@@ -54,7 +57,7 @@ torch.cuda.synchronize()
 print("ready", flush=True)
 sys.stdin.readline()
 preload_ms = None
-if kind == "jit":
+if kind.startswith("jit"):
     kernel.configs = [config for config in kernel.configs if str(config) == os.environ["CONFIG"]]
 if kind == "preload":
     done = tcache.preload()
@@ -76,34 +79,16 @@ print(json.dumps({"ms": seconds * 1e3, "compiled": len(compiled), "hits": len(hi
 
 
 def start(kind: str, cache: Path, bundle: Path, **more: str) -> subprocess.Popen:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TCACHE_", "TRITON_"))}
-    environment |= {"KIND": kind, "ROOT": str(ROOT), "TRITON_CACHE_DIR": str(cache), "HOME": str(cache), **more}
-    if kind in ("bundle", "preload"):
-        environment |= {"TCACHE_BUNDLES": str(bundle), "TRITON_CACHE_MANAGER": "tcache.overlay:OverlayCacheManager"}
-    return subprocess.Popen(
-        [sys.executable, "-c", PROCESS], env=environment, cwd=ROOT, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen) -> dict:
-    out, errors = process.communicate("\n")
-    if process.returncode:
-        raise SystemExit(errors)
-    return json.loads(out.splitlines()[-1])
+    served = frozen(bundle) if kind in ("bundle", "preload", "jit in bundle") else {}
+    return _together.start(PROCESS, cache=cache, KIND=kind, **served, **more)
 
 
 def batch(jobs: list[tuple[str, tuple, dict]], rows: dict[str, list[dict]]) -> None:
-    """Start the jobs together, wait until each is ready, then let them go on one at a time."""
-    started = [(name, start(*arguments, **more)) for name, arguments, more in jobs]
-    for _, process in started:
-        process.stdout.readline()
-    for name, process in started:
-        rows[name].append(finish(process))
+    _together.batch([(name, start(*arguments, **more)) for name, arguments, more in jobs], rows)
 
 
 KINDS = ("stock, warm compile cache", "stock, warm, stored tuning", "jit, config by hand", "persistent autotuner",
-         "bundle, frozen", "bundle, preloaded")  # fmt: skip
+         "bundle, frozen", "bundle, preloaded", "stock jit, bundle")  # fmt: skip
 
 
 def summary(rows: dict[str, list[dict]]) -> dict:
@@ -155,6 +140,7 @@ def main() -> None:
             shutil.copytree(warm, copy)
         by_hand = rows["stock, no cache"][0]["config"]
         empty.mkdir()
+        packed = finish(start("bundle", empty, bundle))["config"]
         record = {"TRITON_CACHE_AUTOTUNING": "1"}
         finish(start("stock", stored, bundle, **record))  # writes Triton's record
         finish(start("persistent", persistent, bundle))  # writes the file of winners
@@ -166,6 +152,7 @@ def main() -> None:
                     (KINDS[2], ("jit", warm, bundle), {"CONFIG": by_hand}),
                     (KINDS[3], ("persistent", persistent, bundle), {}),
                     (KINDS[5], ("preload", empty, bundle), {}),
+                    (KINDS[6], ("jit in bundle", empty, bundle), {"CONFIG": packed}),
                 ]
             todo += jobs
             if len(todo) >= arguments.together or number + 1 == arguments.rounds:

@@ -43,6 +43,7 @@ class Environment:
         variables: environment variables that are part of Triton's keys.
         ptxas: ``ptxas --version``'s release line, None where no CUDA target is packed. For the reader's eye.
         distribution: digest of the installed Triton, see :mod:`tcache._triton.distribution`; empty where unknown.
+        computed: what that Triton computes from its own files for its keys, see :mod:`tcache._triton.spared`.
     """
 
     triton: str
@@ -52,14 +53,20 @@ class Environment:
     variables: dict[str, str] = field(default_factory=dict)
     ptxas: str | None = None
     distribution: str = ""
+    computed: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def current(
-        cls, triton: str, variables: dict[str, str], ptxas: str | None = None, distribution: str = ""
+        cls,
+        triton: str,
+        variables: dict[str, str],
+        ptxas: str | None = None,
+        distribution: str = "",
+        computed: dict[str, str] | None = None,
     ) -> Environment:
         """Gather the facts of this process."""
         here = sysconfig.get_platform().replace(".", "_")
-        return cls(triton, library_tag(), here, libc(), variables, ptxas, distribution)
+        return cls(triton, library_tag(), here, libc(), variables, ptxas, distribution, computed or {})
 
     @classmethod
     def parse(cls, row: Any) -> Environment:
@@ -77,9 +84,10 @@ class Environment:
             found.distribution,
             "" if found.ptxas is None else found.ptxas,
         )
-        if not isinstance(found.variables, dict):
-            raise TypeError("environment.variables is no object")
-        for text in (*texts, *found.variables, *found.variables.values()):
+        for name in ("variables", "computed"):
+            if not isinstance(getattr(found, name), dict):
+                raise TypeError(f"environment.{name} is no object")
+        for text in (*texts, *found.variables, *found.variables.values(), *found.computed.values()):
             if not isinstance(text, str):
                 raise TypeError(f"environment: {text!r} is no text")
         return found

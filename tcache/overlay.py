@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import cache as _cache
+from tcache._triton.distribution import distribution
 from tcache._triton.probe import compile_in_progress
+from tcache._triton.spared import spare
 from tcache.active import active
 from tcache.counters import count, count_miss
 from tcache.environment import Rejected
@@ -179,3 +181,15 @@ def install() -> None:
     """Make the overlay this process's cache manager."""
     _cache.set_manager(OverlayCacheManager)
     _answer_for_helpers()
+    _spare()
+
+
+def _spare() -> None:
+    """Give Triton what it would compute from its own files, where a bundle was packed with these very files."""
+    packed = [bundle.environment for bundle in active().bundles]
+    if not any(environment.computed for environment in packed):
+        return
+    here = distribution()
+    for environment in packed:
+        if here.problem is None and environment.distribution == here.digest:
+            spare(environment.computed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import hashlib
 import os
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ def distribution(root: str | None = None, version: str | None = None) -> Distrib
     for name in _ELSEWHERE:
         if os.environ.get(name):
             return Distribution("", f"{name} is set")
+    return _compared(root, record)
+
+
+@functools.cache  # as Triton computes its own key once in a process
+def _compared(root: str, record: str) -> Distribution:
     try:
         written = os.stat(record).st_mtime_ns
         with open(record, encoding="utf-8", newline="") as file:
@@ -70,7 +76,35 @@ def distribution(root: str | None = None, version: str | None = None) -> Distrib
             return Distribution(summed, f"{path}: {found.st_size} bytes, installed with {size}")
         if found.st_mtime_ns > written and _digest(path) != digest:
             return Distribution(summed, f"{path}: edited after it was installed")
-    return Distribution(summed)
+    added = _added(root, {name for name, *_ in rows})
+    return Distribution(summed, f"{added}: not of the installed release" if added else None)
+
+
+def _added(root: str, recorded: set[str]) -> str | None:
+    """Return a module that ``triton_key`` would find and no record lists: a backend plugged in, say."""
+    places = {
+        "/".join(name.split("/")[:depth]) for name in recorded if name.startswith(_WALKED) for depth in _depths(name)
+    }
+    for place in sorted(places):
+        try:
+            with os.scandir(os.path.join(root, place)) as listing:
+                for row in listing:
+                    package = row.is_dir() and os.path.isfile(os.path.join(row.path, "__init__.py"))
+                    name = f"{place}/{row.name}/__init__.py" if package else f"{place}/{row.name}"
+                    if (package or row.name.endswith((".py", ".so"))) and name not in recorded:
+                        return os.path.join(root, name)
+        except OSError as error:
+            return f"{place} ({error.strerror})"
+    return None
+
+
+def _depths(name: str) -> range:
+    """Return how many parts the directories above a file have, from ``triton/compiler`` down."""
+    return range(2, name.count("/") + 1)
+
+
+_WALKED = ("triton/compiler/", "triton/backends/", "triton/language/")
+"""Below these, ``triton_key`` hashes every module it finds."""
 
 
 def _counts(row: list[str]) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from triton import knobs
-
 __all__ = ["ptxas_release"]
 
 
@@ -14,5 +12,6 @@ def ptxas_release(arch: int | str) -> str | None:
     """
     if not isinstance(arch, int):
         return None
-    tool = knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas
-    return str(tool.version)
+    from triton.backends.nvidia.compiler import get_ptxas  # since Triton 3.9 the newer one compiles for sm_90, too
+
+    return str(get_ptxas(arch).version)

@@ -13,6 +13,7 @@ from tcache._triton import release
 from tcache._triton.distribution import distribution
 from tcache._triton.probe import key_environment
 from tcache._triton.ptxas import ptxas_release
+from tcache._triton.spared import recorded
 from tcache.bundle import SCHEMA, Environment, environment_fields
 from tcache.errors import UsageError
 from tcache.pack.helpers import Helpers, build_helpers
@@ -157,8 +158,16 @@ def source_date_epoch() -> int:
 
 
 def _environment(resolved: list[Resolved]) -> Environment:
-    releases = {found for launch in resolved if (found := ptxas_release(launch.gpu.arch)) is not None}
-    return Environment.current(release, key_environment(), ", ".join(sorted(releases)) or None, distribution().digest)
+    arches = {launch.gpu.arch for launch in resolved}
+    releases = {found for arch in arches if (found := ptxas_release(arch)) is not None}
+    here = distribution()
+    return Environment.current(
+        release,
+        key_environment(),
+        ", ".join(sorted(releases)) or None,
+        here.digest,
+        recorded(arches) if here.digest and here.problem is None else {},
+    )
 
 
 def _gpus(resolved: list[Resolved]) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ TESTS = [
     "tests/contract/test_misses.py",
     "tests/contract/test_preload.py",
     "tests/contract/test_concurrency.py",
+    "tests/contract/test_spared.py",
+    "tests/unit/test_distribution.py",
     "tests/unit/test_source.py",
     "tests/unit/test_cubin.py",
 ]

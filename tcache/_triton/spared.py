@@ -1,0 +1,91 @@
+"""What an unchanged Triton would compute again: the parts of its keys that depend on the installed release alone.
+
+``triton_key`` hashes 415 MB of ``libtriton`` (350 to 420 ms) and the backend's hash runs ``ptxas --version`` (10 ms),
+in every process that launches a kernel. Both are functions of the installed files. A bundle records them; where
+:func:`tcache._triton.distribution.distribution` says that the files are those the bundle was packed with, Triton is
+given the recorded values.
+
+Source: ``triton_key`` and ``get_cache_key`` in ``triton/runtime/cache.py``; ``CUDABackend.hash`` and
+``get_ptxas_version`` in ``triton/backends/nvidia/compiler.py``; Triton 3.9 hands the key to its own worker processes in
+the same way (``_initialize_preload_worker`` in ``triton/_compile_warmup_pool.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from triton import knobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["recorded", "spare"]
+
+_KEY = "triton_key"
+_PTXAS = "ptxas "
+_lock = threading.Lock()
+_versions: dict[int, str] = {}
+
+
+def recorded(arches: Iterable[int | str]) -> dict[str, str]:
+    """Return what this process's Triton computes for itself.
+
+    Args:
+        arches: of the packed targets; those of NVIDIA are numbers.
+
+    Returns:
+        ``triton_key``, and ``ptxas N`` for each NVIDIA arch: what ``ptxas --version`` prints for it.
+    """
+    from triton.backends.nvidia import compiler
+    from triton.runtime import cache
+
+    found = {_KEY: str(cache.triton_key())}
+    for arch in sorted({arch for arch in arches if isinstance(arch, int)}):
+        found[f"{_PTXAS}{arch}"] = str(compiler.get_ptxas_version(arch))
+    return found
+
+
+def spare(known: Mapping[str, str]) -> None:
+    """Give Triton recorded values; the caller knows that the installed files are the ones they were computed from."""
+    from triton.backends.nvidia import compiler
+    from triton.runtime import autotuner, cache
+
+    with _lock:
+        key = known.get(_KEY)
+        if key is not None and not hasattr(cache.triton_key, "spared"):
+            cache.triton_key = autotuner.triton_key = _constant(key)
+        for name, text in known.items():
+            arch = name.removeprefix(_PTXAS)
+            if arch != name and arch.isdigit():
+                _versions[int(arch)] = text
+        if _versions and not hasattr(compiler.get_ptxas_version, "spared"):
+            compiler.get_ptxas_version = _ptxas_version(compiler.get_ptxas_version)
+
+
+def _constant(value: str) -> Any:
+    def triton_key() -> str:
+        return value
+
+    triton_key.spared = True  # type: ignore[attr-defined]
+    return triton_key
+
+
+def _ptxas_version(upstream: Any) -> Any:
+    def get_ptxas_version(arch: int = 80) -> str:
+        known = _versions.get(arch)
+        return known if known is not None and not _another_ptxas() else str(upstream(arch))
+
+    get_ptxas_version.spared = True  # type: ignore[attr-defined]
+    get_ptxas_version.cache_clear = upstream.cache_clear  # type: ignore[attr-defined]
+    return get_ptxas_version
+
+
+def _another_ptxas() -> bool:
+    """Return whether the process was told to use another ptxas than the release's own."""
+    names = ("ptxas", "ptxas_blackwell", "mock_ptx_version")
+    if any(vars(knobs.nvidia).get(name) is not None for name in names):
+        return True
+    variables = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_MOCK_PTX_VERSION")
+    return any(os.environ.get(name) for name in variables)
