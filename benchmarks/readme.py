@@ -16,10 +16,23 @@ def figures() -> str:
     launch = json.loads((RESULTS / "first_launch.json").read_text())
     gpu = json.loads((RESULTS / "bundle_on_gpu.json").read_text())
     first = launch["first_launch"]
-    cold, warm, ours = (
-        first[name]["median_ms"] for name in ("stock, no cache", "stock, warm compile cache", "bundle, frozen")
-    )
     faster = launch["times_faster_than"]
+    preload = json.loads((RESULTS / "preload.json").read_text())
+    wide = json.loads((RESULTS / "warmup_16_cores.json").read_text())["scaling"]["rows"][-1]
+    starts = "\n".join(
+        f"| {label} | {first[name]['median_ms']:,.{0 if first[name]['median_ms'] >= 100 else 1}f} ms | "
+        f"{first[name]['compiled']} | {f'{faster[name]:,.0f}×' if name in faster else ''} |"
+        for name, label in (
+            ("stock, no cache", "`triton.autotune`, no cache"),
+            ("stock, warm compile cache", "`triton.autotune`, warm compile cache"),
+            ("stock, warm, stored tuning", "`triton.autotune`, warm compile cache, `TRITON_CACHE_AUTOTUNING=1`"),
+            ("persistent autotuner", "persistent autotuner, warm compile cache"),
+            ("jit, config by hand", "`triton.jit` with the config by hand, warm compile cache"),
+            ("stock jit, bundle", "`triton.jit` with the config by hand, the kernel from a tcache bundle"),
+            ("bundle, frozen", "`tcache.autotune`, bundle, frozen"),
+            ("bundle, preloaded", "the same after `tcache.preload()`"),
+        )
+    )
     chain, warmup, start = cpu["chain"], cpu["warmup"], cpu["start_up"]
     tuning, races, spread = (
         json.loads((RESULTS / f"{name}.json").read_text()) for name in ("tuning", "races", "two_gpus")
@@ -39,12 +52,16 @@ def figures() -> str:
     resolve, peak = warm_up["resolve"], max(row["peak_mb"]["parent"] for row in warm_up["memory"]["rows"])
     opened, packing = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("bundle", "pack"))
     return f"""\
-| first matmul launch of a fresh process, {machine["gpu"]} | median | compiled |
-|---|---:|---:|
-| `triton.autotune`, no cache | {cold:,.0f} ms | {first["stock, no cache"]["compiled"]} |
-| `triton.autotune`, warm compile cache | {warm:,.0f} ms | {first["stock, warm compile cache"]["compiled"]} |
-| tcache bundle, frozen | {ours:,.0f} ms, {faster["stock, no cache"]:.0f}× and {faster["stock, warm compile cache"]:.1f}× faster | 0 |
+| first matmul launch of a fresh process, {machine["gpu"]} | median | compiled | tcache's bundle is faster |
+|---|---:|---:|---:|
+{starts}
 
+![first launch](docs/figures/first_launch.svg)
+
+Counted from when torch, Triton, the CUDA context and the kernel's module are there; {first["bundle, frozen"]["processes"]} \
+processes each of stored tuning and of the bundle. A service of {preload["kernels"]} kernels preloads in \
+{preload["preload_ms"]:.0f} ms; loading them at their first launches with stock Triton and a warm cache takes \
+{preload["first_launches_stock_warm_cache_ms"]:.0f} ms; [preload.json](benchmarks/results/preload.json).
 {machine["gpu"]}, {machine["cores"]} cores, Python {machine["python"]}, torch {machine["torch"]}, Triton {machine["triton"]}; \
 [first_launch.json](benchmarks/results/first_launch.json).
 
@@ -56,7 +73,9 @@ Triton's own listener; [bundle_on_gpu.json](benchmarks/results/bundle_on_gpu.jso
 |---|---:|---:|---:|---:|---:|---:|
 {rows}
 
-[launch.json](benchmarks/results/launch.json); the C launcher alone takes \
+![host time of a launch](docs/figures/launch.svg)
+
+[launch.json](benchmarks/results/launch.json), without a GPU [launch_null.json](benchmarks/results/launch_null.json); the C launcher alone takes \
 {", ".join(f"{row['us']['launcher']:.1f}" for row in host["arguments"].values())} µs of it.
 
 A model of fla-core and liger-kernel, recorded forward and backward on that GPU, warmed up without one, and run again frozen: \
@@ -83,6 +102,8 @@ fla-core asks Triton to keep in {adopted["median_seconds"]["recorded"]:.0f} s; [
 | launches of the quickstart manifest that hit in `tcache verify` | {chain["hits"]} of {chain["launches"]} |
 | bundle, of the cache that tuning the same manifest leaves | {cpu["packed_of_tuning_cache"]:.2%} ({chain["packed_bytes"] / 1e3:.0f} kB of {warmup["tuning_cache_bytes"] / 1e6:.1f} MB) |
 | compiling {warmup["entries"]} entries two at a time against one at a time | {warmup["speedup"]:.2f}× ({warmup["speedup_of_the_whole_command"]:.2f}× with imports and replay) |
+| compiling {wide["entries"]} entries {wide["jobs"]} at a time against one at a time, {wide["jobs"]} cores | efficiency \
+{wide["compile_efficiency"]:.2f} ({wide["efficiency"]:.2f} for the whole command: {wide["resolving"]:.0f} s of imports and replay are serial) |
 | `tcache resolve` of {resolve["launches"]} launches of {resolve["kernels"]} kernels of three libraries, imports included | {resolve["seconds"]:.1f} s |
 | memory of `tcache warmup`'s parent, up to 15,000 launches of 70B-parameter shapes | {peak} MB |
 | packing {packing["entries"]:,} entries as a directory, a wheel, an image, a native cache | {", ".join(f"{packing[kind]['seconds']:.1f}" for kind in ("dir", "wheel", "oci", "native"))} s |
