@@ -118,7 +118,7 @@ class Launcher:
             kernel = variant(tuner, args, kwargs, grid)
             if kernel is not None:
                 return kernel
-        return tuner._first(args, kwargs, grid, warmup=False)
+        return tuner.run(*args, grid=grid, warmup=False, **kwargs)  # a TypeError, as upstream's, if they name these
 
     def ready(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a launch of such arguments may be learnt at all, as far as is known before it."""

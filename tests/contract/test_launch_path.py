@@ -297,6 +297,18 @@ def test_config_hooks_and_foreign_arguments_go_upstreams_way(null, fast):
     assert not any(fast)
 
 
+@pytest.mark.parametrize("word", ["grid", "warmup"])
+def test_words_of_the_launch_itself_are_no_arguments(null, word):
+    stock, ours = both(plain)
+    args = (STORAGE, STORAGE, 16, 1, 1.0, True, None)
+    for kernel in (stock, ours):
+        for learnt in range(3):
+            if learnt:
+                kernel[(1,)](*args)
+            with pytest.raises(TypeError, match=f"multiple values for keyword argument '{word}'"):
+                kernel[(1,)](*args, **{word: (2,)})
+
+
 def test_memory_is_bounded(null):
     _, ours = both(plain, buckets={"n": "pow2"})
     for n in range(1, 3 * launcher.LARGEST):
