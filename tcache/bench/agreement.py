@@ -93,9 +93,9 @@ def _differences(got: Any, wanted: Any, relative: float, absolute: float) -> tup
         a, b = (each.to(torch.float64 if exact else torch.float32) for each in (one, other))
         same = (a == b) | (a.isnan() & b.isnan())
         difference = torch.where(same, 0.0, (a - b).abs())
-        outside = ~same & ~(difference <= absolute + relative * b.abs())
+        close = a.isfinite() & b.isfinite() & (difference <= absolute + relative * b.abs())
         finite = difference[difference.isfinite()]
         if finite.numel():
             largest = max(largest, float(finite.max()))
-        wrong += int((outside | (~same & (a.isfinite() != b.isfinite()))).sum())
+        wrong += int((~same & ~close).sum())
     return largest, wrong

@@ -26,7 +26,7 @@ def select(cases: Sequence[Case], gpu: str, pattern: str | None = None) -> list[
     Args:
         cases: all cases.
         gpu: the GPU's name.
-        pattern: text or glob, such as ``softmax`` or ``matmul M=16 *K=4096``; values must match to their end.
+        pattern: text or glob, such as ``softmax`` or ``matmul M=16 *``; a blank after a value ends it, also the last.
     """
     wanted = [case for case in cases if isinstance(case.item, CallItem) and case.runs_on(gpu)]
     if pattern is None:

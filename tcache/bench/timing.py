@@ -45,7 +45,7 @@ class Plan:
 
     Attributes:
         budget_ms: about how long the timed calls of one case shall take together, in milliseconds.
-        fewest, most: bounds on the samples of each alternative.
+        fewest, most: bounds on the samples of each alternative; of what takes long there are fewer, three at least.
         batch: calls that are queued at once.
     """
 
@@ -56,7 +56,8 @@ class Plan:
 
     def rounds(self, ms: float) -> int:
         """Return how often each alternative is timed, when all of them once take ``ms``."""
-        return max(self.fewest, min(self.most, int(self.budget_ms / max(ms, 1e-3))))
+        wanted = int(self.budget_ms / max(ms, 1e-3))
+        return max(3, min(self.fewest, 10 * wanted), min(self.most, wanted))
 
 
 QUICK = Plan(budget_ms=100.0, fewest=8, most=40)

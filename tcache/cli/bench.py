@@ -171,7 +171,8 @@ def _print(document: dict[str, Any]) -> None:
     rates = ", ".join(f"{name} {value:.1f} TFLOP/s" for name, value in used["tflops"].items())
     ridges = ", ".join(f"{name} {value * 1e3 / used['gbps']:.0f}" for name, value in used["tflops"].items())
     table("", _COLUMNS, [_cells(row) for row in document["rows"]])
-    click.echo(", ".join([machine["gpu"], *(f"{name} {machine[name]}" for name in ("driver", "torch", "triton"))]))
+    versions = [f"{name} {machine[name]}" for name in ("driver", "torch", "cuda", "triton") if machine.get(name)]
+    click.echo(", ".join([machine["gpu"], *versions]))
     click.echo(f"measured peaks: copy {used['gbps']:.0f} GB/s; matmul {rates}; ridge at {ridges} FLOP/B")
     for name, why in used["missing"].items():
         click.echo(f"note: no {name} peak, bfloat16 stands in: {why}", err=True)
