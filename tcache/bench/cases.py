@@ -45,10 +45,13 @@ class Options:
     Attributes:
         plan: how much.
         compiled: whether ``torch.compile`` of the torch function is timed, too.
+        more: further alternatives, timed in turns with the others: given a case and one set of its arguments, returns
+            calls by name.
     """
 
     plan: Plan = field(default_factory=Plan)
     compiled: bool = True
+    more: Callable[[Case, dict[str, Any]], dict[str, Callable[[], Any]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -216,6 +219,7 @@ class _Bench:
             return
 
     def _time(self, sets: list[dict[str, Any]]) -> None:
+        """Time the wrapper and what it is compared with; of an alternative that fails, the reason is noted."""
         functions: dict[str, Callable[..., Any]] = {"tcache": self._wrapper}
         others = (companion(self._case, self._wrapper, kind) for kind in ("torch", "reference"))
         torch_function = next(filter(None, others), None)
@@ -224,24 +228,34 @@ class _Bench:
             functions["torch"] = torch_function
             if self._options.compiled:
                 functions["compiled"] = torch_function
+        makers: dict[str, Callable[[], list[Callable[[], Any]]]] = {
+            name: partial(_calls, function, sets, compiled=name == "compiled") for name, function in functions.items()
+        }
+        if self._options.more is not None:
+            more = [self._options.more(self._case, given) for given in sets]
+            makers |= {name: partial(list, [calls[name] for calls in more]) for name in more[0]}
         live: dict[str, list[Callable[[], Any]]] = {}
-        for name, function in functions.items():
+        for name, make in makers.items():
             try:
-                if name == "compiled":
-                    function = _compiled(function)  # noqa: PLW2901
+                calls = make()
                 for _ in range(2):  # compiles, chooses algorithms, loads modules
-                    function(**sets[0])
+                    calls[0]()
                 self._machine.synchronize()
             except Exception as error:
                 if name == "tcache" or self._machine.is_faulted():
                     raise
                 self._found.times[name] = Timed(error=one_line(error))
                 continue
-            live[name] = [partial(function, **given) for given in sets]
+            live[name] = calls
         series = interleave(list(live.values()), self._machine.clock, self._options.plan)
         for name, one in zip(live, series, strict=True):
             host = Quantiles.of([sample.host_ms for sample in one.samples]).median
             self._found.times[name] = Timed(Quantiles.of(one.times()), host, one.ahead)
+
+
+def _calls(function: Callable[..., Any], sets: list[dict[str, Any]], *, compiled: bool) -> list[Callable[[], Any]]:
+    chosen = _compiled(function) if compiled else function
+    return [partial(chosen, **given) for given in sets]
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,9 +44,9 @@ def row_of(found: Measured, peaks: Peaks) -> dict[str, Any]:
         return row
     peak, roof = peaks.roof(found.peak)
     standing = asdict(roof.standing(own.ms.median, found.flops, found.moved))
-    for name in ("torch", "compiled"):
-        other = found.times.get(name)
-        row[f"speedup_over_{name}"] = other.ms.median / own.ms.median if other and other.ms else None
+    for name, other in found.times.items():
+        if name != "tcache":
+            row[f"speedup_over_{name}"] = other.ms.median / own.ms.median if other.ms else None
     return {**row, **standing, "peak": peak, "peak_tflops": roof.tflops, "peak_gbps": roof.gbps, "ridge": roof.ridge}
 
 
