@@ -113,15 +113,18 @@ class CudaClock:
         l2_cache: bytes of the L2 cache. A buffer of at least four times as many, and of 256 MiB, is written and then
             read before each call: what is left in the cache is neither the call's data nor waiting to be written back,
             which would be charged to the call.
+        cuda: events, ``synchronize`` and ``_sleep``; None is ``torch.cuda``.
+        device: where the buffer is.
+        least: the least bytes of the buffer.
     """
 
-    def __init__(self, l2_cache: int) -> None:
+    def __init__(self, l2_cache: int, cuda: Any = None, device: str = "cuda", least: int = 256 << 20) -> None:
         import torch
 
-        self._cuda: Any = torch.cuda
-        size = max(4 * l2_cache, 256 << 20)
-        self._buffer = torch.empty(size // 4, dtype=torch.float32, device="cuda")
-        self._sum = torch.empty((), dtype=torch.float32, device="cuda")
+        self._cuda: Any = torch.cuda if cuda is None else cuda
+        size = max(4 * l2_cache, least)
+        self._buffer = torch.empty(size // 4, dtype=torch.float32, device=device)
+        self._sum = torch.empty((), dtype=torch.float32, device=device)
         self._read: Callable[[], Any] = lambda: torch.sum(self._buffer, 0, out=self._sum)
         self._lead_ms = 2.0
 
