@@ -127,16 +127,24 @@ def _matmul(name: str, size: int, device: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def _precision(name: str) -> Iterator[None]:
-    """Let torch multiply float32 in TF32 inside the block, if that is the peak."""
+    """Let torch multiply float32 in TF32 inside the block, if that is the peak.
+
+    The older of torch's two settings sets both; the newer one alone makes whatever reads the older raise.
+    """
     import torch
 
     if name != "tf32":
         yield
         return
     settings = torch.backends.cuda.matmul
-    before = settings.fp32_precision
-    settings.fp32_precision = "tf32"
+    newer = settings.fp32_precision
+    try:
+        older = settings.allow_tf32
+    except RuntimeError:  # the program has set the newer one alone
+        older = False
+    settings.allow_tf32 = True
     try:
         yield
     finally:
-        settings.fp32_precision = before
+        settings.allow_tf32 = older
+        settings.fp32_precision = newer
