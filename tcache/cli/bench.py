@@ -120,49 +120,53 @@ def _outcome(found: Measured) -> str:
     return " ".join([_time(own.ms.median), *(f"({text})" for text in others)])
 
 
-def _time(ms: float | None) -> str:
-    if ms is None:
-        return "-"
+def _time(ms: float) -> str:
     return f"{ms * 1e3:.1f} µs" if ms < 1 else f"{ms:.3f} ms"
 
 
-def _number(value: float | None, text: str) -> str:
-    return "-" if value is None else text.format(value)
+def _number(value: float | None, text: str, absent: str = "-") -> str:
+    return absent if value is None else text.format(value)
+
+
+def _microseconds(times: dict[str, Any]) -> str:
+    """Return ``24.1 [23.9 24.5 25.0]``: median, and the 20th, 80th and 95th percentile."""
+    if "median_ms" not in times:
+        return "-"
+    median, *others = (f"{times[f'{name}_ms'] * 1e3:.4g}" for name in ("median", "p20", "p80", "p95"))
+    return f"{median} [{' '.join(others)}]" + ("" if times["gpu_only"] else " with host")
+
+
+def _resources(kernels: list[dict[str, Any]]) -> str:
+    """Return registers, spills and shared memory of the kernel that uses the most registers."""
+    top: dict[str, Any] = max(kernels, key=lambda each: each["registers"] or 0, default={})
+    if top.get("registers") is None:
+        return "-"
+    more = f" of {len(kernels)}" if len(kernels) > 1 else ""
+    return f"{top['registers']}/{top['spills']}/{(top['shared'] or 0) / 1024:.0f}K{more}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    own = row["times"].get("tcache", {})
-    kernels = row["launches"]
-    top: dict[str, Any] = max(kernels, key=lambda each: each["registers"] or 0, default={})
-    resources = "-"
-    if top.get("registers") is not None:
-        more = f" of {len(kernels)}" if len(kernels) > 1 else ""
-        resources = f"{top['registers']}/{top['spills']}/{(top['shared'] or 0) / 1024:.0f}K{more}"
-    shape = " ".join(f"{name}={value}" for name, value in row["shape"].items())
-    spread = f"{_time(own.get('p20_ms'))} {_time(own.get('p80_ms'))} {_time(own.get('p95_ms'))}" if own else "-"
+    configs = [each for each in row["launches"] if each["chosen"]]
     return [
-        row["kernel"],
-        shape,
-        _time(own.get("median_ms")) + ("" if not own or own["gpu_only"] else " (with host)"),
-        spread,
+        " ".join(f"{name}={value}" for name, value in row["shape"].items()),
+        _microseconds(row["times"].get("tcache", {})),
         _number(row.get("speedup_over_torch"), "{:.2f}x"),
         _number(row.get("speedup_over_compiled"), "{:.2f}x"),
-        _number(row.get("gbps"), "{:.0f}"),
-        _number(row.get("percent_of_bandwidth"), "{:.0f}%"),
-        _number(row.get("tflops"), "{:.3g}"),
-        _number(row.get("percent_of_flops"), "{:.0f}% ") + (row.get("peak") or "" if row.get("tflops") else ""),
+        _number(row.get("gbps"), "{:.0f}") + _number(row.get("percent_of_bandwidth"), " {:.0f}%", ""),
+        _number(row.get("tflops"), "{:.3g}")
+        + _number(row.get("percent_of_flops"), f" {{:.0f}}% {row.get('peak')}", ""),
         _number(row.get("intensity"), "{:.3g}"),
-        _number(row.get("fraction"), "{:.2f}"),
-        row.get("verdict") or "-",
-        resources,
-        "; ".join(f"{each['config'] or '-'} ({each['chosen']})" for each in kernels if each["chosen"]) or "-",
-        _number(row["largest_error"], "{:.2g}") if row["error"] is None else "FAILED",
+        _number(row.get("fraction"), "{:.2f}") + (f" {row['verdict']}" if row.get("verdict") else ""),
+        _resources(row["launches"]),
+        "FAILED" if row["error"] is not None else _number(row["largest_error"], "{:.2g}"),
+        "; ".join(f"{(each['config'] or '-').removesuffix(' num_ctas=1')} ({each['chosen']})" for each in configs)
+        or "-",
     ]
 
 
 _COLUMNS = [
-    "kernel", "shape", "median", "p20 p80 p95", "vs torch", "vs compile", "GB/s", "of copy", "TFLOP/s", "of matmul",
-    "FLOP/B", "of bound", "bound by", "regs/spills/shared", "config", "error",
+    "shape", "µs [p20 p80 p95]", "torch", "compile", "GB/s of copy", "TFLOP/s of matmul", "FLOP/B", "of bound",
+    "regs/spills/shared", "error", "config",
 ]  # fmt: skip
 
 
@@ -170,7 +174,9 @@ def _print(document: dict[str, Any]) -> None:
     machine, used = document["machine"], document["peaks"]["used"]
     rates = ", ".join(f"{name} {value:.1f} TFLOP/s" for name, value in used["tflops"].items())
     ridges = ", ".join(f"{name} {value * 1e3 / used['gbps']:.0f}" for name, value in used["tflops"].items())
-    table("", _COLUMNS, [_cells(row) for row in document["rows"]])
+    for kernel in dict.fromkeys(row["kernel"] for row in document["rows"]):
+        table(kernel, _COLUMNS, [_cells(row) for row in document["rows"] if row["kernel"] == kernel])
+        click.echo("")
     versions = [f"{name} {machine[name]}" for name in ("driver", "torch", "cuda", "triton") if machine.get(name)]
     click.echo(", ".join([machine["gpu"], *versions]))
     click.echo(f"measured peaks: copy {used['gbps']:.0f} GB/s; matmul {rates}; ridge at {ridges} FLOP/B")

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from tcache.cli import main
 from tcache.errors import ManifestError
 from tcache.manifest import load_manifest
 from tcache.replay.companions import companion, real_arguments
-from tcache.replay.launches import load_target
+from tcache.replay.launches import load_target, run_case
 
 ROOT = Path(__file__).parents[2]
 OPS = """\
@@ -255,6 +256,25 @@ def test_a_companion_that_raises_is_named(folder):
     assert "exactly the arguments of sly" in caught.value.hint
 
 
+def test_tuning_runs_a_case_on_inputs_filled_in(folder, monkeypatch):
+    """What `tcache tune` does with a case, but for the device."""
+    replaying = sys.modules["tcache.replay.launches"]  # the package has a function of that name
+    monkeypatch.setattr(replaying, "real_arguments", partial(real_arguments, device="cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    case = case_of(folder, "gather", INDEX)
+    seen = []
+    module = load_target(case).__globals__
+    original = module["gather_kernel"]
+
+    class Watching:
+        def __getitem__(self, grid):
+            return lambda x, index, *rest: seen.append(index.clone()) or original[grid](x, index, *rest)
+
+    monkeypatch.setitem(module, "gather_kernel", Watching())
+    run_case(case)
+    assert sorted(seen[0].tolist()) == list(range(100))
+
+
 def test_companions_of_a_reexported_wrapper(folder, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "ops", raising=False)
@@ -408,8 +428,10 @@ kernels:
     given = ["bench", str(folder / "all.yaml"), "--quick", "--no-compile", "--plot", str(folder / "roofline.svg")]
     done = CliRunner().invoke(main, given)
     assert done.exit_code == 1, done.output
-    assert re.search(r"^matmul +M=16 N=32 K=40 .*float16 .* BLOCK_K=128 .*\(first\) ", done.stdout, re.MULTILINE)
-    assert re.search(r"^off_by_one +n=10 .* FAILED", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^matmul *\n.*\nM=16 N=32 K=40 .*float16 .* BLOCK_K=128 .*\(first\) *$", done.stdout, re.MULTILINE
+    )
+    assert re.search(r"^off_by_one *\n.*\nn=10 .* FAILED", done.stdout, re.MULTILINE)
     assert "measured peaks: copy " in done.stdout
     assert re.search(r"^\[1/2\] .*matmul M=16 N=32 K=40 .* \(torch .*x\)$", done.stderr, re.MULTILINE)
     assert "note: 1 cases ran configs not tuned for their shape" in done.stderr
