@@ -64,9 +64,12 @@ def command(
     options = Options(QUICK if quick else Plan(), compiled=not no_compile)
     with progress("bench", len(cases), quiet=as_json) as step:
         run = Run(cases, machine, options)
-        for case in cases:
-            step(f"{case} {_outcome(run.add(case))}")
-        run.finish()
+        try:
+            for case in cases:
+                step(f"{case} {_outcome(run.add(case))}")
+            run.finish()
+        except KeyboardInterrupt:  # what was measured is printed
+            run.stopped = f"interrupted after {len(run.found)} of {len(cases)} cases"
     document = run.document()
     if plot is not None:
         write_roofline(plot, document)
@@ -194,5 +197,7 @@ def _report(document: dict[str, Any], stopped: str | None) -> None:
     failed = [row for row in rows if row["error"] is not None]
     for row in failed:
         click.echo(f"error: {row['where']}: {row['case']}: {row['error']}", err=True)
+    if stopped is not None and stopped.startswith("interrupted"):
+        raise SystemExit(130)
     if failed:
         raise SystemExit(1)

@@ -451,6 +451,25 @@ kernels:
         assert said in done.stderr
 
 
+def test_an_interrupted_run_prints_what_it_has(folder, monkeypatch):
+    monkeypatch.setattr("tcache.bench.machine.Gpu", Cpu)
+    monkeypatch.setattr("tcache.bench.timing.QUICK", OPTIONS.plan)
+    (folder / "all.yaml").write_text(ONE.format(name="loose", more="", n="[10, 11, 12]"))
+    add, done = Run.add, []
+
+    def interrupted(run, case):
+        if done:
+            raise KeyboardInterrupt
+        done.append(case)
+        return add(run, case)
+
+    monkeypatch.setattr(Run, "add", interrupted)
+    found = CliRunner().invoke(main, ["bench", str(folder / "all.yaml"), "--quick", "--no-compile", "--json"])
+    assert found.exit_code == 130
+    assert [row["shape"] for row in json.loads(found.stdout)["rows"]] == [{"n": 10}]
+    assert "note: interrupted after 1 of 3 cases" in found.stderr
+
+
 def test_after_a_fault_nothing_is_measured(folder):
     class Faulted(Cpu):
         def is_faulted(self):
