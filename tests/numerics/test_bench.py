@@ -19,7 +19,9 @@ import torch
 from click.testing import CliRunner
 
 from tcache.bench.cases import Options, dtype_of, measure_case
+from tcache.bench.peaks import Peaks
 from tcache.bench.plot import roofline_svg
+from tcache.bench.report import row_of
 from tcache.bench.run import Run, select
 from tcache.bench.timing import Plan, Sample
 from tcache.cli import main
@@ -346,6 +348,21 @@ def test_an_alternative_that_fails_does_not_fail_the_case(folder):
     assert found.error is None
     assert found.times["torch"].error == "NotImplementedError: not on this device"
     assert found.times["tcache"].ms.median > 0
+
+
+def test_further_alternatives(folder):
+    def more(case, given):
+        def broken():
+            raise RuntimeError("not here")
+
+        return {"sorted": given["x"].sort, "broken": broken}
+
+    found = measure_case(case_of(folder, "lonely"), Cpu(), Options(OPTIONS.plan, compiled=False, more=more))
+    assert (found.error, found.times["broken"].error) == (None, "RuntimeError: not here")
+    assert found.times["sorted"].ms.count == found.times["tcache"].ms.count
+    row = row_of(found, Peaks(1.0, {"bfloat16": 1.0}, {"tf32": "not here"}))
+    assert row["speedup_over_sorted"] == row["times"]["sorted"]["median_ms"] / row["times"]["tcache"]["median_ms"]
+    assert (row["speedup_over_broken"], row["peak"]) == (None, "bfloat16")
 
 
 def test_a_stated_tolerance(folder):
