@@ -24,7 +24,7 @@ from _targets import judge, wanted
 from tcache._fs import atomic_write
 from tcache.active import activate
 from tcache.bench.cases import Measured, Options
-from tcache.bench.machine import Gpu
+from tcache.bench.machine import Gpu, leave_if_faulted
 from tcache.bench.plot import write_roofline
 from tcache.bench.run import Run, select
 from tcache.bench.timing import QUICK, Plan
@@ -166,7 +166,9 @@ def main() -> int:
     failed = [row["case"] for row in result["rows"] if row["error"] is not None]
     for name in failed:
         print(f"failed: {name}", file=sys.stderr)
-    return int(bool(failed) or any(row["passed"] is False for row in result["targets"]))
+    code = int(bool(failed) or any(row["passed"] is False for row in result["targets"]))
+    leave_if_faulted(machine, code)
+    return code
 
 
 if __name__ == "__main__":

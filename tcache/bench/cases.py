@@ -139,8 +139,6 @@ def measure_case(case: Case, machine: Machine, options: Options) -> Measured:
     Raises:
         GPUMissing: the GPU faulted and is beyond use; the message says at which case.
     """
-    import torch
-
     found = Measured.of(case)
     try:
         _Bench(case, machine, options, found).run()
@@ -151,10 +149,8 @@ def measure_case(case: Case, machine: Machine, options: Options) -> Measured:
             raise GPUMissing(
                 f"{case}: the GPU faulted: {found.error}", "the cases after it were not run: leave it out with --case"
             ) from error
-    finally:
-        gc.collect()
-        if machine.device == "cuda":
-            torch.cuda.empty_cache()
+    gc.collect()
+    machine.release_memory()
     return found
 
 

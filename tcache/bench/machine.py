@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tcache import __version__
@@ -14,7 +16,7 @@ from tcache.errors import GPUMissing
 if TYPE_CHECKING:
     from tcache.bench.timing import Clock
 
-__all__ = ["Gpu", "Machine"]
+__all__ = ["Gpu", "Machine", "leave_if_faulted"]
 
 
 class Machine(Protocol):
@@ -39,6 +41,9 @@ class Machine(Protocol):
 
     def free_bytes(self) -> int:
         """Return how much memory is free on the device."""
+
+    def release_memory(self) -> None:
+        """Give back what torch keeps for later tensors: the next case's are of other sizes."""
 
     def synchronize(self) -> None:
         """Wait until the device has done everything."""
@@ -90,6 +95,11 @@ class Gpu:
         free, _ = torch.cuda.mem_get_info()
         return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
 
+    def release_memory(self) -> None:
+        import torch
+
+        torch.cuda.empty_cache()
+
     def synchronize(self) -> None:
         import torch
 
@@ -97,6 +107,14 @@ class Gpu:
 
     def is_faulted(self) -> bool:
         return is_faulted()
+
+
+def leave_if_faulted(machine: Machine, code: int) -> None:
+    """End this process at once if its GPU is beyond use: tearing the context down would abort it, with another code."""
+    if machine.is_faulted():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _driver_version() -> str | None:

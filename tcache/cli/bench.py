@@ -48,7 +48,7 @@ def command(
     """
     from tcache.active import activate
     from tcache.bench.cases import Options
-    from tcache.bench.machine import Gpu
+    from tcache.bench.machine import Gpu, leave_if_faulted
     from tcache.bench.plot import write_roofline
     from tcache.bench.run import Run, select
     from tcache.bench.timing import QUICK, Plan
@@ -77,7 +77,10 @@ def command(
         print_json(document)
     else:
         _print(document)
-    _report(document, run.stopped)
+    code = _report(document, run.stopped)
+    leave_if_faulted(machine, code)
+    if code:
+        raise SystemExit(code)
 
 
 def _need_place(plot: Path | None) -> None:
@@ -187,7 +190,8 @@ def _print(document: dict[str, Any]) -> None:
         click.echo(f"note: no {name} peak, bfloat16 stands in: {why}", err=True)
 
 
-def _report(document: dict[str, Any], stopped: str | None) -> None:
+def _report(document: dict[str, Any], stopped: str | None) -> int:
+    """Tell on standard error what went wrong, and return the exit code."""
     rows = document["rows"]
     untuned = [row for row in rows if any(each["chosen"] in ("nearest", "first") for each in row["launches"])]
     if untuned:
@@ -198,6 +202,5 @@ def _report(document: dict[str, Any], stopped: str | None) -> None:
     for row in failed:
         click.echo(f"error: {row['where']}: {row['case']}: {row['error']}", err=True)
     if stopped is not None and stopped.startswith("interrupted"):
-        raise SystemExit(130)
-    if failed:
-        raise SystemExit(1)
+        return 130
+    return int(bool(failed))
