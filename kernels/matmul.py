@@ -115,3 +115,27 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def matmul_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return what :func:`matmul` computes, in torch, rounded once from float32."""
     return (a.float() @ b.float()).to(a.dtype)
+
+
+def matmul_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return what a user of torch writes: cuBLAS."""
+    return a @ b
+
+
+def matmul_flops(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Return 2 M N K: a multiplication and an addition for each product."""
+    return 2 * a.shape[0] * a.shape[1] * b.shape[1]
+
+
+def matmul_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Return the bytes of both operands, read once, and of the product, written once."""
+    return (a.numel() + b.numel() + a.shape[0] * b.shape[1]) * a.element_size()
+
+
+def matmul_tolerance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float] | None:
+    """Return None, the dtype's own tolerances, except for float32, whose operands are rounded to TF32.
+
+    TF32 keeps 10 bits: a product of normal values is off by up to 2**-10 of itself, a sum of K of them by about
+    2**-11 sqrt(K), and the worst of many sums by several times as much.
+    """
+    return (1e-2, 2**-8 * b.shape[0] ** 0.5) if a.dtype == torch.float32 else None

@@ -24,6 +24,7 @@ _COMMANDS = {
     "pack": "Copy what a manifest references into a bundle, and nothing else.",
     "diff": "Show what changed between two bundles.",
     "gpus": "Print the GPUs known by name, with target, sizes and sources.",
+    "bench": "Measure a manifest's kernels on this GPU against torch and the GPU's own limits.",
     "verify": "Prove in a fresh, frozen process that every launch of a bundle hits.",
 }
 

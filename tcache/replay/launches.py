@@ -13,7 +13,8 @@ from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
 from tcache.manifest.launches import RecordedLaunch
 from tcache.manifest.model import CallItem, KernelItem
-from tcache.replay.arguments import arguments, describe, ghost, mock, real
+from tcache.replay.arguments import arguments, describe, ghost, mock
+from tcache.replay.companions import real_arguments
 from tcache.replay.machine import with_torch
 from tcache.replay.recorded import recorded_launch
 from tcache.replay.ref import KernelRef, load
@@ -95,7 +96,7 @@ def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
 
 
 def run_case(case: Case) -> None:
-    """Run a case for real on the current GPU, with random inputs.
+    """Run a case for real on the current GPU, with random inputs or those of the wrapper's ``f_inputs``.
 
     Raises:
         ManifestError: the case does not fit the kernel, or the wrapper failed.
@@ -110,7 +111,7 @@ def run_case(case: Case) -> None:
             "tune by running the program itself in mode tune, or from a manifest of `tcache manifest generalize`",
         )
     target = load_target(case)
-    given = arguments(case, real)
+    given = real_arguments(case, target)
     try:
         if isinstance(case.item, KernelItem):
             kernel = kernel_of(case, target)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tcache.errors import KernelError
 
-__all__ = ["KernelRef", "forget_modules", "load"]
+__all__ = ["KernelRef", "forget_modules", "load", "module_of"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ def load(ref: KernelRef, folder: Path) -> Any:
     Raises:
         KernelError: no such file, module or function, or its import failed; the message has the failing line.
     """
-    module = _file(folder / ref.module) if ref.is_path else _module(ref.module)
-    found: Any = module
+    found: Any = module_of(ref, folder)
     for name in ref.attribute.split("."):
         if not hasattr(found, name):
             close = difflib.get_close_matches(name, [n for n in vars(found) if not n.startswith("_")], n=1)
@@ -72,6 +71,15 @@ def load(ref: KernelRef, folder: Path) -> Any:
             raise KernelError(f"{ref.module} has no function {name!r}", hint)
         found = getattr(found, name)
     return found
+
+
+def module_of(ref: KernelRef, folder: Path) -> ModuleType:
+    """Import the module that a ref leads into.
+
+    Raises:
+        KernelError: no such file or module, or its import failed.
+    """
+    return _file(folder / ref.module) if ref.is_path else _module(ref.module)
 
 
 def forget_modules(names: set[str]) -> None:

@@ -69,7 +69,7 @@ def test_only_the_door_imports_triton():
 LAYERS = [
     ["cli"],
     ["verify", "pack", "diff"],
-    ["warmup", "project", "supervise", "tuneworker", "generalize"],
+    ["warmup", "project", "supervise", "tuneworker", "generalize", "bench"],
     ["resolve"],
     ["replay"],
     ["adopting", "decorate", "preloading", "recording"],
