@@ -70,3 +70,18 @@ def axpy(a: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def axpy_reference(a: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return what :func:`axpy` computes, in torch, rounded once from float32."""
     return (a * x.float() + y.float()).to(x.dtype)
+
+
+def axpy_torch(a: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return what a user of torch would call."""
+    return torch.add(y, x, alpha=a)
+
+
+def axpy_flops(a: float, x: torch.Tensor, y: torch.Tensor) -> int:  # noqa: ARG001 - the wrapper's arguments
+    """Return one product and one sum for each element."""
+    return 2 * x.numel()
+
+
+def axpy_bytes(a: float, x: torch.Tensor, y: torch.Tensor) -> int:  # noqa: ARG001 - the wrapper's arguments
+    """Return the bytes of both inputs and of the output."""
+    return 2 * x.numel() * x.element_size() + y.numel() * y.element_size()
