@@ -36,14 +36,14 @@ def check_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor 
 
 def forward(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, centred: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``y``, the rows' means (empty unless ``centred``) and reciprocal deviations, both float32 ``[M]``."""
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Return ``y``, the rows' means (None unless ``centred``) and reciprocal deviations, both float32 ``[M]``."""
     check_norm(x, weight, bias)
     rows = as_rows(x)
     m, n = rows.shape
     y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
-    statistics = torch.empty((2 if centred else 1, m), device=x.device, dtype=torch.float32)
-    rstd, mean = statistics[0], statistics[1] if centred else None
+    rstd = torch.empty(m, device=x.device, dtype=torch.float32)
+    mean = torch.empty_like(rstd) if centred else None
     if x.numel():
         tensors = (rows, weight, bias, y, mean, rstd, m, n, float(eps), rows.stride(0), rows.stride(1), n)
         with on_device_of(x):
@@ -52,7 +52,7 @@ def forward(
                 forward_kernel[grid](*tensors, CENTRED=centred, BLOCK_N=triton.next_power_of_2(n))
             else:
                 forward_looped_kernel[(m,)](*tensors, CENTRED=centred)
-    return y, statistics[1:].view(-1), rstd
+    return y, mean, rstd
 
 
 def backward(
@@ -121,9 +121,7 @@ def backward(
         if not kinds:
             return dx, None, None
         totals = torch.empty((kinds, n), device=x.device, dtype=weight.dtype)
-        column_sum_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]), kinds)](
-            sums, totals, parts, n, parts * n, n, n
-        )
+        column_sum_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]), kinds)](sums, totals, parts, n, parts * n, n, n)
     return dx, *_named(totals, kinds)
 
 

@@ -80,7 +80,7 @@ def _prune_backward(configs, named, **given):
 
 
 @tcache.autotune(configs=tiles(), key=["M", "N", "CENTRED"], buckets=_BUCKETS, prune_configs_by=PRUNE)
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def forward_kernel(
     x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, M, N, eps, stride_xm, stride_xn, stride_ym,
     CENTRED: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
@@ -105,7 +105,7 @@ def forward_kernel(
 
 
 @tcache.autotune(configs=_LOOPED, key=["M", "N", "CENTRED"], buckets=_BUCKETS)
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def forward_looped_kernel(
     x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, M, N, eps, stride_xm, stride_xn, stride_ym,
     CENTRED: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -189,7 +189,7 @@ def _backward_rows(
     configs=_BACKWARD, key=["M", "N", "CENTRED"], buckets=_BUCKETS,
     prune_configs_by={"early_config_prune": _prune_backward},
 )  # fmt: skip
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def backward_kernel(
     dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, sums_ptr, M, N,
     stride_dym, stride_dyn, stride_xm, stride_xn, stride_dxm, stride_kind, stride_part,
@@ -212,7 +212,7 @@ def backward_kernel(
     configs=_BACKWARD, key=["M", "N", "CENTRED"], buckets=_BUCKETS,
     prune_configs_by={"early_config_prune": _prune_backward}, reset_to_zero=["sums_ptr"],
 )  # fmt: skip
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def backward_atomic_kernel(
     dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, sums_ptr, M, N,
     stride_dym, stride_dyn, stride_xm, stride_xn, stride_dxm, stride_kind,
@@ -229,7 +229,7 @@ def backward_atomic_kernel(
 
 
 @tcache.autotune(configs=_LOOPED, key=["M", "N", "CENTRED"], buckets=_BUCKETS)
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def backward_looped_kernel(
     dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, M, N,
     stride_dym, stride_dyn, stride_xm, stride_xn, stride_dxm,
@@ -268,7 +268,7 @@ def backward_looped_kernel(
 
 
 @tcache.autotune(configs=_COLUMNS, key=["M", "N", "CENTRED"], buckets=_BUCKETS)
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def column_gradients_kernel(
     dy_ptr, x_ptr, mean_ptr, rstd_ptr, sums_ptr, M, N,
     stride_dym, stride_dyn, stride_xm, stride_xn, stride_kind, stride_part,
@@ -297,7 +297,7 @@ def column_gradients_kernel(
 
 
 @tcache.autotune(configs=_SUMS, key=["M", "N"], buckets={"M": "pow2", "N": "pow2"})
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def column_sum_kernel(
     x_ptr, y_ptr, M, N, stride_kind, stride_part, stride_yk, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip

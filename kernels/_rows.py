@@ -3,6 +3,9 @@
 Every kernel here sees a matrix ``[M, N]``: leading dimensions are one, rows are reduced or mapped one by one. A tile
 has ``ROWS`` rows of ``BLOCK_N`` columns; a thread should hold 16 of its elements (several loads of 16 bytes in
 flight), fewer than 4 leave bandwidth unused and more than 64 do not fit its registers.
+
+The number of rows is what varies while a service runs. It is bucketed in the key (``ROW_BUCKETS``) and not specialized
+(``do_not_specialize=["M"]``), so that what was tuned and packed for one number of rows serves all of its bucket.
 """
 
 from __future__ import annotations

@@ -28,13 +28,13 @@ _TILES = [
     (16, 64, 256, 8, 4),
     (16, 128, 128, 4, 4),
     (16, 128, 128, 8, 4),
+    (128, 128, 64, 8, 3),
     (64, 64, 64, 4, 4),
     (64, 64, 128, 4, 3),
     (64, 128, 64, 4, 4),
     (64, 128, 128, 8, 3),
     (128, 64, 64, 4, 4),
     (128, 128, 64, 4, 4),
-    (128, 128, 64, 8, 3),
     (128, 128, 128, 8, 3),
     (128, 256, 64, 8, 3),
     (128, 256, 64, 8, 4),
@@ -47,16 +47,17 @@ _CONFIGS = [
 
 
 def _prune(configs, named, **_given):
-    """Keep tiles of 16 rows where there are at most 16, and leave them out where there are more than 64."""
+    """Keep the tiles whose height suits: of 16 rows up to 16, of 16 or 64 up to 64, of 64 and more beyond."""
     m = named["M"]
-    return [config for config in configs if m > 16 or config.kwargs["BLOCK_M"] == 16 if m <= 64 or config.kwargs["BLOCK_M"] > 16] or configs[:1]
+    heights = (16,) if m <= 16 else (16, 64) if m <= 64 else (64, 128, 256)
+    return [config for config in configs if config.kwargs["BLOCK_M"] in heights]
 
 
 @tcache.autotune(
     configs=_CONFIGS, key=["M", "N", "K"], buckets={"M": [16, 64, 256, 1024, 4096]},
     prune_configs_by={"early_config_prune": _prune},
 )  # fmt: skip
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def dequant_matmul_kernel(
     a_ptr, w_ptr, scale_ptr, c_ptr, M, N, K,
     stride_am, stride_ak, stride_wk, stride_wn, stride_cm,
@@ -125,9 +126,9 @@ def dequant_matmul(a: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> tor
     if k == 0:
         return c.zero_()
     with on_device_of(a):
-        dequant_matmul_kernel[
-            lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
-        ](a, w, scale, c, m, n, k, a.stride(0), a.stride(1), w.stride(0), w.stride(1), n)
+        dequant_matmul_kernel[lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)](
+            a, w, scale, c, m, n, k, a.stride(0), a.stride(1), w.stride(0), w.stride(1), n
+        )
     return c
 
 

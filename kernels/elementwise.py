@@ -55,7 +55,7 @@ def _tile(M, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 @tcache.autotune(
     configs=_CONFIGS, key=["M", "N", "A_VECTOR", "B_VECTOR"], buckets={"M": ROW_BUCKETS, "N": "pow2"}
 )  # fmt: skip
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def affine_relu_kernel(
     x_ptr, y_ptr, a, b, M, N, stride_xm, stride_xn, stride_ym,
     A_VECTOR: tl.constexpr, B_VECTOR: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -71,7 +71,7 @@ def affine_relu_kernel(
     configs=_CONFIGS, key=["M", "N", "A_VECTOR", "B_VECTOR"], buckets={"M": ROW_BUCKETS, "N": "pow2"},
     restore_value=["x_ptr"],
 )  # fmt: skip
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def affine_relu_inplace_kernel(
     x_ptr, a, b, M, N, stride_xm, stride_xn,
     A_VECTOR: tl.constexpr, B_VECTOR: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

@@ -51,7 +51,7 @@ def _rounded(x, inverse, LARGEST: tl.constexpr, INTEGER: tl.constexpr):
 
 
 @tcache.autotune(configs=tiles(), key=["M", "N", "BLOCK_N", "STATIC"], buckets=_BUCKETS, prune_configs_by=PRUNE)
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def quantize_kernel(
     x_ptr, q_ptr, scale_ptr, M, N, groups, stride_xm, stride_xn, stride_qm, stride_sm, stride_sn,
     LARGEST: tl.constexpr, SMALLEST: tl.constexpr, INTEGER: tl.constexpr, STATIC: tl.constexpr,
@@ -77,7 +77,7 @@ def quantize_kernel(
 
 
 @tcache.autotune(configs=_LOOPED, key=["M", "N"], buckets=_BUCKETS)
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def quantize_looped_kernel(
     x_ptr, q_ptr, scale_ptr, M, N, stride_xm, stride_xn, stride_qm,
     LARGEST: tl.constexpr, SMALLEST: tl.constexpr, INTEGER: tl.constexpr,
@@ -104,7 +104,7 @@ def quantize_looped_kernel(
 
 
 @tcache.autotune(configs=tiles(), key=["M", "N", "BLOCK_N"], buckets=_BUCKETS, prune_configs_by=PRUNE)
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def dequantize_kernel(
     q_ptr, scale_ptr, y_ptr, M, N, groups, stride_qm, stride_qn, stride_sm, stride_sn, stride_ym,
     BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
@@ -236,9 +236,7 @@ def _check_scale(scale: torch.Tensor | None, m: int, n: int, block: int | None) 
     if block is not None and (block not in (16, 32, 64, 128, 256, 512, 1024)):
         raise ValueError(f"block: expected a power of two from 16 to 1024, got {block}")
     shape = (m,) if block is None else (m, triton.cdiv(n, block))
-    if scale is not None and (
-        tuple(scale.shape) != shape or scale.dtype != torch.float32 or not scale.is_contiguous()
-    ):
+    if scale is not None and (tuple(scale.shape) != shape or scale.dtype != torch.float32 or not scale.is_contiguous()):
         raise ValueError(
             f"scale: expected contiguous float32 {list(shape)}, got {scale.dtype} {list(scale.shape)}, "
             f"strides {list(scale.stride())}"
@@ -255,7 +253,8 @@ def _reference(
     largest = LARGEST[dtype]
     if scale is None:
         peak = groups.abs().amax(-1, keepdim=True).clamp_min(SMALLEST) if x.numel() else groups.sum(-1, keepdim=True)
-        scale, inverse = peak / largest, largest / peak
+        whole = torch.full_like(peak, largest)  # torch divides by a number, and a number, through reciprocals
+        scale, inverse = peak / whole, whole / peak
     else:
         inverse = 1.0 / scale.view(m, parts, 1)
     q = (groups * inverse).clamp(-largest, largest)
@@ -321,7 +320,9 @@ def quantize_int8_bytes(x, scale=None):  # noqa: ARG001
 
 def quantize_fp8_bytes(x, block=None, scale=None):  # noqa: ARG001
     """Return the bytes of the input, of the output and of the scales."""
-    return x.numel() * (x.element_size() + 1) + 4 * x.shape[0] * (1 if block is None else triton.cdiv(x.shape[1], block))
+    return x.numel() * (x.element_size() + 1) + 4 * x.shape[0] * (
+        1 if block is None else triton.cdiv(x.shape[1], block)
+    )
 
 
 def dequantize_bytes(q, scale, block=None, dtype=torch.bfloat16):  # noqa: ARG001

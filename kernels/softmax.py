@@ -36,7 +36,7 @@ _LOOPED = [
 @tcache.autotune(
     configs=tiles(), key=["M", "N"], buckets={"M": ROW_BUCKETS, "N": "pow2"}, prune_configs_by=PRUNE
 )  # fmt: skip
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def softmax_kernel(
     x_ptr, y_ptr, M, N, stride_xm, stride_xn, stride_ym, BLOCK_N: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
@@ -53,7 +53,7 @@ def softmax_kernel(
 
 
 @tcache.autotune(configs=_LOOPED, key=["M", "N"], buckets={"M": ROW_BUCKETS, "N": "pow2"})
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def softmax_looped_kernel(
     x_ptr, y_ptr, M, N, stride_xm, stride_xn, stride_ym, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
