@@ -143,4 +143,4 @@ def layernorm_backward_flops(dy, x, weight, mean, rstd, has_bias=True, determini
 
 def layernorm_backward_bytes(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):  # noqa: ARG001
     """Return bytes of x, dy and dx, of the statistics, the weight and the gradients of weight and bias."""
-    return backward_bytes(x, weight, has_bias, 2)
+    return backward_bytes(x, weight, has_bias=has_bias, vectors=2)

@@ -79,7 +79,7 @@ def quantize_kernel(
 @tcache.autotune(configs=_LOOPED, key=["M", "N"], buckets=_BUCKETS)
 @triton.jit(do_not_specialize=["M"])
 def quantize_looped_kernel(
-    x_ptr, q_ptr, scale_ptr, M, N, stride_xm, stride_xn, stride_qm,
+    x_ptr, q_ptr, scale_ptr, M, N, stride_xm, stride_xn, stride_qm,  # noqa: ARG001 - M is in the key
     LARGEST: tl.constexpr, SMALLEST: tl.constexpr, INTEGER: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip

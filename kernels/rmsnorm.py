@@ -129,4 +129,4 @@ def rmsnorm_backward_flops(dy, x, weight, rstd, deterministic=True):  # noqa: AR
 
 def rmsnorm_backward_bytes(dy, x, weight, rstd, deterministic=True):  # noqa: ARG001
     """Return bytes of x, dy and dx, of the statistics, the weight and its gradient."""
-    return backward_bytes(x, weight, False, 1)
+    return backward_bytes(x, weight, has_bias=False, vectors=1)

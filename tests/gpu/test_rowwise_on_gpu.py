@@ -9,16 +9,21 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-from rowwise_cases import *  # noqa: F403 - the cases, run here
-from rowwise_cases import DTYPES, close, kernel, pair, same, sums
+from norm_cases import *  # noqa: F403 - the cases, run here
+from norm_cases import sums
+from quantize_cases import *  # noqa: F403
+from quantize_cases import same
+from rowwise_cases import *  # noqa: F403
+from rowwise_cases import DTYPES, ROOT, close, kernel, pair
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
 def first_configs(monkeypatch):
-    """Nothing is tuned here: what the project's store does not know runs with the first config that suits its shape."""
+    """Nothing is tuned here: what the project's store does not know runs with the nearest or the first config."""
     monkeypatch.setenv("TCACHE_MODE", "lookup")
+    monkeypatch.setenv("TCACHE_STORE", str(ROOT / "best_configs"))
 
 
 @pytest.fixture
@@ -49,7 +54,8 @@ SIZES = pytest.mark.parametrize("shape", [(16, 4096), (2048, 8192), (50432, 768)
 def test_real_sizes(shape, dtype):
     x, weight, bias = make(*shape, dtype=dtype), make(shape[1], dtype=dtype), make(shape[1], dtype=dtype)
     for module, name, arguments in [
-        ("softmax", "softmax", (x,)), ("rmsnorm", "rmsnorm", (x, weight)), ("layernorm", "layernorm", (x, weight, bias)),
+        ("softmax", "softmax", (x,)), ("rmsnorm", "rmsnorm", (x, weight)),
+        ("layernorm", "layernorm", (x, weight, bias)),
         ("elementwise", "affine_relu", (x, weight, bias)), ("elementwise", "affine_relu", (x, 1.5, -0.5)),
     ]:  # fmt: skip
         function, reference = pair(module, name)

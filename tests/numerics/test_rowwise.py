@@ -10,7 +10,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1", allow_module_level=True)
 
 import torch
-from rowwise_cases import *  # noqa: F403 - the cases, run here
+from norm_cases import *  # noqa: F403 - the cases, run here
+from quantize_cases import *  # noqa: F403
+from rowwise_cases import *  # noqa: F403
 
 
 @pytest.fixture
