@@ -21,8 +21,8 @@ import tcache
 
 from ._rows import PRUNE, ROW_BUCKETS, prune_tiles, tiles
 
-WIDEST_FORWARD = 32768
-"""Columns up to which a row stays in registers: 32 float32 for each of 1024 threads."""
+WIDEST_FORWARD = 16384
+"""Columns up to which a row stays in registers and leaves room for a second one on its SM: while one waits, one loads."""
 WIDEST_BACKWARD = 8192
 """Columns up to which x, dy, weight and two sums stay in registers: 8 of each for each of 1024 threads."""
 

@@ -23,7 +23,8 @@ from ._rows import PRUNE, ROW_BUCKETS, as_rows, check_device, check_floats, chec
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 SMALLEST = 1e-30
 """What stands for the maximum of a row of zeros: no quotient overflows."""
-WIDEST = 32768
+WIDEST = 16384
+"""Columns up to which a row stays in registers and leaves room for a second one on its SM: while one waits, one loads."""
 
 _BUCKETS = {"M": ROW_BUCKETS, "N": "pow2"}
 _LOOPED = [
@@ -37,6 +38,7 @@ _LOOPED = [
         (16384, 16, 1),
         (16384, 32, 1),
         (16384, 32, 2),
+        (32768, 32, 1),
     ]
 ]
 

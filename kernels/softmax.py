@@ -10,8 +10,8 @@ import tcache
 
 from ._rows import PRUNE, ROW_BUCKETS, as_rows, check_floats, on_device_of, tiles
 
-WIDEST = 32768
-"""Columns up to which a row stays in registers: 32 float32 for each of 1024 threads."""
+WIDEST = 16384
+"""Columns up to which a row stays in registers and leaves room for a second one on its SM: while one waits, one loads."""
 
 _LOOPED = [
     triton.Config({"BLOCK": block, "STAGES": stages}, num_warps=warps, num_stages=stages)

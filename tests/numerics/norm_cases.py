@@ -43,7 +43,7 @@ def test_norms_of_any_strides(kind, randn):
 
 @DTYPES
 def test_norms_of_rows_too_wide_for_one_pass(dtype, randn):
-    for columns in (32770, 50257):
+    for columns in (16386, 50257):
         x, weight = randn(2, columns, dtype=dtype, mean=1.0), randn(columns, dtype=dtype)
         layernorm, reference = pair("layernorm", "layernorm")
         close(layernorm(x, weight, weight), reference(x, weight, weight), *loose(dtype))
