@@ -34,6 +34,11 @@ def check_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor 
         raise ValueError("bias: goes with a weight, and there is none")
 
 
+def wants_gradient(*tensors: torch.Tensor | None) -> bool:
+    """Return whether autograd is to follow what is done with these tensors."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
 def forward(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, centred: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._norm_launches import backward, backward_bytes, forward
+from ._norm_launches import backward, backward_bytes, forward, wants_gradient
 
 
 def rmsnorm(
@@ -26,6 +26,8 @@ def rmsnorm(
     Raises:
         ValueError: dtypes, devices or shapes do not fit.
     """
+    if not wants_gradient(x, weight):  # autograd costs as much as a small launch
+        return rmsnorm_forward(x, weight, eps)[0]
     return _RMSNorm.apply(x, weight, eps, deterministic)
 
 

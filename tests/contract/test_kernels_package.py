@@ -156,6 +156,15 @@ def test_every_wrapper_is_exported():
         assert set(table.get(path.stem, ())) <= functions
 
 
+def test_a_gpu_without_float8_is_told_so_before_anything_is_launched(tmp_path, tcache):
+    text = f"version: 1\nkernels:\n  - call: {ROOT}/kernels/quantize.py:quantize_fp8\n"
+    (tmp_path / "m.yaml").write_text(text + "    args: {x: {shape: [4, 256], dtype: bfloat16}}\n    cases: [{}]\n")
+    options = ("m.yaml", "--untuned", "default", "--gpu")
+    done = tcache("resolve", *options, "NVIDIA A100-SXM4-80GB", cwd=tmp_path, check=2)
+    assert "expected a GPU of compute capability 8.9 or more, cuda:0 has 8.0; use int8 there" in done.stderr
+    tcache("resolve", *options, "NVIDIA H200", cwd=tmp_path, check=0)
+
+
 def give_winners(root, rows):
     """Store for every launch as its winner the config that it is resolved with."""
     from tcache._triton import release
