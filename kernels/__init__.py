@@ -1,1 +1,69 @@
-"""Example kernels, tuned for NVIDIA H200: each with a Python wrapper and a torch reference."""
+"""Triton kernels tuned for NVIDIA H200, each with a Python wrapper, a torch reference, and its FLOPs and least bytes.
+
+In this repository's manifests they are named by path (``call: ../kernels/softmax.py:softmax``). A service installs them
+as the package ``tcache_kernels``, of the distribution ``triton-tcache-kernels`` (``pip install ./kernels``, or
+``pip install "git+https://…#subdirectory=kernels"``)::
+
+    import tcache
+    from tcache_kernels import rmsnorm, softmax
+
+    tcache.activate(bundles=["/opt/bundle"], mode="frozen")
+
+A bundle packed here hits there: best configs and packed binaries are found by a kernel's name and source, not by the
+module it is imported from. Nothing is called ``kernels`` when it is installed, because a package of that name on PyPI is
+another project.
+
+Wrappers are imported when they are first asked for. What a wrapper's module has besides (its kernels, ``softmax_flops``)
+comes from the module: ``from tcache_kernels.softmax import softmax_kernel``. In the package itself, a name that both a
+wrapper and its module have is always the wrapper.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+__version__ = "0.1.0"
+
+WRAPPERS = {
+    "dequant_matmul": ("dequant_matmul",),
+    "elementwise": ("affine_relu", "affine_relu_"),
+    "layernorm": ("layernorm", "layernorm_backward", "layernorm_forward"),
+    "matmul": ("matmul",),
+    "quantize": ("dequantize", "quantize_fp8", "quantize_int8"),
+    "rmsnorm": ("rmsnorm", "rmsnorm_backward", "rmsnorm_forward"),
+    "softmax": ("softmax",),
+    "vector_add": ("axpy",),
+}
+"""Module -> the wrappers it has."""
+
+_MODULE_OF = {wrapper: module for module, wrappers in WRAPPERS.items() for wrapper in wrappers}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - the table says it
+
+
+def __getattr__(name: str):
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Importing ``softmax.py`` sets the package's ``softmax``: to the wrapper, whichever of the two is asked for first."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and name in _MODULE_OF and hasattr(value, name):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+if __name__ in sys.modules:
+    sys.modules[__name__].__class__ = _Package

@@ -11,6 +11,7 @@ from tcache._triton.cache import cache_directory
 from tcache.compile import entry_present
 from tcache.errors import BundleError
 from tcache.keys.shape import ShapeKey
+from tcache.lookup import source_of
 from tcache.pack._cubin import cubin_problem, strip_debug, with_name
 from tcache.store import Record
 
@@ -138,8 +139,9 @@ def best_configs(resolved: Iterable[Resolved], stores: tuple[Store, ...]) -> dic
     found = {}
     for key, by_shape in sorted(wanted.items()):
         first = next(iter(by_shape.values()))
-        source = first.facts()["source"]
         assert first.tuned is not None
+        assert first.tuning is not None  # a launch that the store knows has an autotuner
+        source = source_of(first.tuning[0])  # not the entry's: this one covers the bucketing too
         entries = {}
         for text, launch in by_shape.items():
             shape = ShapeKey.parse(text)

@@ -1,0 +1,123 @@
+"""What the kernels over rows share: checks before a launch, and which of their configs suit a row's width.
+
+Every kernel here sees a matrix ``[M, N]``: leading dimensions are one, rows are reduced or mapped one by one. A tile
+has ``ROWS`` rows of ``BLOCK_N`` columns; a thread should hold 16 of its elements (several loads of 16 bytes in
+flight), fewer than 4 leave bandwidth unused and more than 64 do not fit its registers.
+
+The number of rows is what varies while a service runs. It is bucketed in the key (``ROW_BUCKETS``) and not specialized
+(``do_not_specialize=["M"]``), so that what was tuned and packed for one number of rows serves all of its bucket.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+ROW_BUCKETS = [64, 1024, 16384]
+"""Row counts up to which one winner serves: a few programs, about one for each SM, several, many."""
+
+
+def check_floats(**tensors: torch.Tensor | None) -> None:
+    """Raise unless the tensors are of float32, float16 or bfloat16 and on one device.
+
+    Raises:
+        ValueError: which tensor is not, and what it is.
+    """
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in present.items():
+        if tensor.dtype not in FLOATS:
+            raise ValueError(f"{name}: expected float32, float16 or bfloat16, got {tensor.dtype}")
+    check_device(**present)
+
+
+def check_device(**tensors: torch.Tensor | None) -> None:
+    """Raise unless the tensors are on one device.
+
+    Raises:
+        ValueError: they are not.
+    """
+    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    if len(set(devices.values())) > 1:
+        raise ValueError("expected one device, got " + ", ".join(f"{name} on {at}" for name, at in devices.items()))
+
+
+def check_vector(name: str, vector: torch.Tensor | None, size: int) -> None:
+    """Raise unless a vector is contiguous and as long as the rows are wide.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if vector is not None and (vector.dim() != 1 or vector.shape[0] != size or not vector.is_contiguous()):
+        raise ValueError(
+            f"{name}: expected a contiguous vector of {size}, got shape {tuple(vector.shape)}, "
+            f"strides {tuple(vector.stride())}"
+        )
+
+
+def as_rows(x: torch.Tensor, name: str = "x") -> torch.Tensor:
+    """Return ``x`` as ``[M, N]``: a view where its strides allow one (always in two dimensions), else a copy.
+
+    Raises:
+        ValueError: it has no dimension.
+    """
+    if x.dim() == 0:
+        raise ValueError(f"{name}: expected at least one dimension, got a tensor without any")
+    if x.dim() == 2:
+        return x
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def on_device_of(x: torch.Tensor) -> torch.cuda.device_of:
+    """Return a context in which launches go to the GPU that holds ``x``; Triton launches on the current one."""
+    return torch.cuda.device_of(x)
+
+
+def tiles(
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32), warps: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+) -> list[triton.Config]:
+    """Return configs of ``ROWS`` and warps; a tile of several rows needs no more than 8 warps."""
+    return [
+        triton.Config({"ROWS": count}, num_warps=number, num_stages=1)
+        for count in rows
+        for number in warps
+        if count == 1 or number in (4, 8)
+    ]
+
+
+def prune_tiles(configs: list[triton.Config], named: dict[str, object], **given: object) -> list[triton.Config]:
+    """Keep the configs whose threads hold 4 to 64 elements, those nearest to 16 first (the first serves untuned).
+
+    Several rows a program only where as many programs remain as two for each of an H200's 132 SMs.
+    """
+    width, height = int(given["BLOCK_N"]), int(named["M"])
+
+    def elements(config: triton.Config) -> float:
+        return config.kwargs["ROWS"] * width / (32 * config.num_warps)
+
+    def fits(config: triton.Config) -> bool:
+        count = config.kwargs["ROWS"]
+        return 4 <= elements(config) <= 64 and (count == 1 or height >= 264 * count)
+
+    ranked = sorted(configs, key=lambda config: (abs(math.log2(elements(config)) - 4), config.kwargs["ROWS"]))
+    return [config for config in ranked if fits(config)] or ranked[:1]
+
+
+PRUNE = {"early_config_prune": prune_tiles}
+
+
+def check_fp8(x: torch.Tensor) -> None:
+    """Raise where the GPU that holds ``x`` has no float8_e4m3fn: before compute capability 8.9.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if x.is_cuda and torch.version.hip is None:
+        found = torch.cuda.get_device_capability(x.device)
+        if tuple(found) < (8, 9):
+            raise ValueError(
+                f"float8_e4m3fn: expected a GPU of compute capability 8.9 or more, {x.device} has "
+                f"{found[0]}.{found[1]}; use int8 there"
+            )

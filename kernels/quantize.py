@@ -1,0 +1,332 @@
+"""Quantise to int8 or float8_e4m3fn, by rows or by blocks of columns, and back.
+
+For each row (a token's activations, an output channel's weights) or each block of 128 columns of a row::
+
+    scale = max(|x|) / largest      largest: 127 for int8, 448 for float8_e4m3fn
+    q     = round(x / scale)        to nearest, ties to even
+    x     ~ q * scale
+
+Quotients are computed as products with ``largest / max(|x|)``, correctly rounded, so that the result is the same to the
+bit as that of the torch reference. Rows must be finite: what NaN or infinity become is not defined.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+import tcache
+
+from ._rows import PRUNE, ROW_BUCKETS, as_rows, check_device, check_floats, check_fp8, on_device_of, tiles
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+SMALLEST = 1e-30
+"""What stands for the maximum of a row of zeros: no quotient overflows."""
+WIDEST = 16384
+"""Columns up to which a row stays in registers and leaves room for a second one on its SM: while one waits, one loads."""
+
+_BUCKETS = {"M": ROW_BUCKETS, "N": "pow2"}
+_LOOPED = [
+    triton.Config({"BLOCK": block, "STAGES": stages}, num_warps=warps, num_stages=stages)
+    for block, warps, stages in [
+        (8192, 16, 1),
+        (4096, 8, 1),
+        (4096, 8, 2),
+        (8192, 8, 1),
+        (8192, 16, 2),
+        (16384, 16, 1),
+        (16384, 32, 1),
+        (16384, 32, 2),
+        (32768, 32, 1),
+    ]
+]
+
+
+@triton.jit
+def _rounded(x, inverse, LARGEST: tl.constexpr, INTEGER: tl.constexpr):
+    q = tl.minimum(tl.maximum(x * inverse, -LARGEST), LARGEST)
+    if INTEGER:
+        # 1.5 * 2**23: a float32 of this size has no fraction, so adding it rounds to nearest, ties to even
+        q = (q + 12582912.0) - 12582912.0
+    return q
+
+
+@tcache.autotune(configs=tiles(), key=["M", "N", "BLOCK_N", "STATIC"], buckets=_BUCKETS, prune_configs_by=PRUNE)
+@triton.jit(do_not_specialize=["M"])
+def quantize_kernel(
+    x_ptr, q_ptr, scale_ptr, M, N, groups, stride_xm, stride_xn, stride_qm, stride_sm, stride_sn,
+    LARGEST: tl.constexpr, SMALLEST: tl.constexpr, INTEGER: tl.constexpr, STATIC: tl.constexpr,
+    BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = (group // groups).to(tl.int64)
+    part = group % groups
+    columns = part[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    inside = (group[:, None] < M) & (columns < N)
+    x = tl.load(x_ptr + row[:, None] * stride_xm + columns.to(tl.int64) * stride_xn, mask=inside, other=0.0)
+    x = x.to(tl.float32)
+    at = scale_ptr + row * stride_sm + part * stride_sn
+    if STATIC:
+        inverse = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.load(at, mask=group < M, other=1.0))
+    else:
+        peak = tl.maximum(tl.max(tl.abs(x), axis=1), SMALLEST)
+        largest = tl.full((ROWS,), LARGEST, tl.float32)
+        tl.store(at, tl.div_rn(peak, largest), mask=group < M)
+        inverse = tl.div_rn(largest, peak)
+    q = _rounded(x, inverse[:, None], LARGEST, INTEGER)
+    tl.store(q_ptr + row[:, None] * stride_qm + columns, q.to(q_ptr.dtype.element_ty), mask=inside)
+
+
+@tcache.autotune(configs=_LOOPED, key=["M", "N"], buckets=_BUCKETS)
+@triton.jit(do_not_specialize=["M"])
+def quantize_looped_kernel(
+    x_ptr, q_ptr, scale_ptr, M, N, stride_xm, stride_xn, stride_qm,  # noqa: ARG001 - M is in the key
+    LARGEST: tl.constexpr, SMALLEST: tl.constexpr, INTEGER: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    x_row, q_row = x_ptr + row * stride_xm, q_ptr + row * stride_qm
+    columns = tl.arange(0, BLOCK)
+    peaks = tl.full((BLOCK,), SMALLEST, tl.float32)
+    for start in tl.range(0, N, BLOCK, num_stages=STAGES):
+        at = start + columns
+        x = tl.load(x_row + at.to(tl.int64) * stride_xn, mask=at < N, other=0.0).to(tl.float32)
+        peaks = tl.maximum(peaks, tl.abs(x))
+    peak = tl.max(peaks, axis=0)
+    largest = peak * 0.0 + LARGEST
+    tl.store(scale_ptr + row, tl.div_rn(peak, largest))
+    inverse = tl.div_rn(largest, peak)
+    last = tl.cdiv(N, BLOCK) - 1
+    for back in tl.range(0, last + 1, num_stages=STAGES):  # backwards: what was read last is still in L2
+        at = (last - back) * BLOCK + columns
+        x = tl.load(x_row + at.to(tl.int64) * stride_xn, mask=at < N, other=0.0).to(tl.float32)
+        q = _rounded(x, inverse, LARGEST, INTEGER)
+        tl.store(q_row + at, q.to(q_ptr.dtype.element_ty), mask=at < N)
+
+
+@tcache.autotune(configs=tiles(), key=["M", "N", "BLOCK_N"], buckets=_BUCKETS, prune_configs_by=PRUNE)
+@triton.jit(do_not_specialize=["M"])
+def dequantize_kernel(
+    q_ptr, scale_ptr, y_ptr, M, N, groups, stride_qm, stride_qn, stride_sm, stride_sn, stride_ym,
+    BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = (group // groups).to(tl.int64)
+    part = group % groups
+    columns = part[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    inside = (group[:, None] < M) & (columns < N)
+    # 8 elements a thread, not 16: those are 16 bytes of the output, and nothing changes threads in between
+    across = tl.max_contiguous(columns, (1, 8)).to(tl.int64)
+    q = tl.load(q_ptr + row[:, None] * stride_qm + across * stride_qn, mask=inside, other=0.0)
+    scale = tl.load(scale_ptr + row * stride_sm + part * stride_sn, mask=group < M, other=0.0)
+    y = q.to(tl.float32) * scale[:, None]
+    tl.store(y_ptr + row[:, None] * stride_ym + columns, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def quantize_int8(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``x`` in int8, and the scale of each row.
+
+    Args:
+        x: ``[M, N]``, any strides, float32, float16 or bfloat16, finite.
+        scale: contiguous float32 ``[M]``, positive: static scales; larger values saturate. None: each row's own.
+
+    Returns:
+        ``q`` int8 ``[M, N]``, contiguous, in -127 … 127; and ``scale`` float32 ``[M]``, with ``x ~ q * scale[:, None]``.
+
+    Raises:
+        ValueError: dtypes, devices or shapes do not fit.
+    """
+    return _quantize(x, scale, None, torch.int8)
+
+
+def quantize_fp8(
+    x: torch.Tensor, block: int | None = None, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``x`` in float8_e4m3fn, and the scale of each row or of each block of a row.
+
+    Args:
+        x: ``[M, N]``, any strides, float32, float16 or bfloat16, finite.
+        block: how many columns share a scale, a power of two from 16 to 1024 (128 is usual); None: the row.
+        scale: static scales of the shape that is returned, contiguous float32, positive. None: computed.
+
+    Returns:
+        ``q`` float8_e4m3fn ``[M, N]``, contiguous; and ``scale`` float32 ``[M]``, or ``[M, cdiv(N, block)]``.
+
+    Raises:
+        ValueError: dtypes, devices or shapes do not fit, or the GPU has no float8_e4m3fn.
+    """
+    check_fp8(x)
+    return _quantize(x, scale, block, torch.float8_e4m3fn)
+
+
+def dequantize(
+    q: torch.Tensor, scale: torch.Tensor, block: int | None = None, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
+    """Return ``q * scale``.
+
+    Args:
+        q: ``[M, N]``, any strides, int8 or float8_e4m3fn.
+        scale: contiguous float32, ``[M]``, or with a block ``[M, cdiv(N, block)]``.
+        block: how many columns share a scale; None: the row.
+        dtype: of the result: float32, float16 or bfloat16.
+
+    Returns:
+        ``[M, N]``, contiguous; the product is in float32.
+
+    Raises:
+        ValueError: dtypes, devices or shapes do not fit, or the GPU has no float8_e4m3fn.
+    """
+    if q.dim() != 2 or q.dtype not in LARGEST:
+        raise ValueError(f"q: expected [M, N] of int8 or float8_e4m3fn, got {tuple(q.shape)} of {q.dtype}")
+    if q.dtype == torch.float8_e4m3fn:
+        check_fp8(q)
+    m, n = q.shape
+    _check_scale(scale, m, n, block)
+    check_device(q=q, scale=scale)
+    y = torch.empty((m, n), device=q.device, dtype=dtype)
+    check_floats(result=y)
+    if q.numel() == 0:
+        return y
+    width, parts = _groups(n, block, 1024)
+    with on_device_of(q):
+        dequantize_kernel[lambda meta: (triton.cdiv(m * parts, meta["ROWS"]),)](
+            q, scale, y, m * parts, n, parts, q.stride(0), q.stride(1),
+            scale.stride(0), 0 if block is None else 1, n, BLOCK_N=width,
+        )  # fmt: skip
+    return y
+
+
+def _quantize(
+    x: torch.Tensor, scale: torch.Tensor | None, block: int | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_floats(x=x)
+    if x.dim() != 2:
+        raise ValueError(f"x: expected [M, N], got shape {tuple(x.shape)}")
+    m, n = x.shape
+    _check_scale(scale, m, n, block)
+    check_device(x=x, scale=scale)
+    q = torch.empty((m, n), device=x.device, dtype=dtype)
+    shape = (m,) if block is None else (m, triton.cdiv(n, block))
+    static = scale is not None
+    if scale is None:
+        scale = torch.empty(shape, device=x.device, dtype=torch.float32)
+    if x.numel() == 0:
+        return q, scale
+    rows = as_rows(x)
+    numbers = {"LARGEST": LARGEST[dtype], "SMALLEST": SMALLEST, "INTEGER": dtype == torch.int8}
+    with on_device_of(x):
+        if n > WIDEST and block is None and not static:
+            strides = (rows.stride(0), rows.stride(1), n)
+            quantize_looped_kernel[(m,)](rows, q, scale, m, n, *strides, **numbers)
+            return q, scale
+        width, parts = _groups(n, block, 1024 if static else WIDEST)
+        quantize_kernel[lambda meta: (triton.cdiv(m * parts, meta["ROWS"]),)](
+            rows, q, scale, m * parts, n, parts, rows.stride(0), rows.stride(1), n,
+            scale.stride(0), 0 if block is None else 1, STATIC=static, BLOCK_N=width, **numbers,
+        )  # fmt: skip
+    return q, scale
+
+
+def _groups(n: int, block: int | None, widest: int) -> tuple[int, int]:
+    """Return how many columns a program's row has, and how many of these make a row of the matrix."""
+    width = min(triton.next_power_of_2(n), widest) if block is None else block
+    return width, triton.cdiv(n, width)
+
+
+def _check_scale(scale: torch.Tensor | None, m: int, n: int, block: int | None) -> None:
+    if block is not None and (block not in (16, 32, 64, 128, 256, 512, 1024)):
+        raise ValueError(f"block: expected a power of two from 16 to 1024, got {block}")
+    shape = (m,) if block is None else (m, triton.cdiv(n, block))
+    if scale is not None and (tuple(scale.shape) != shape or scale.dtype != torch.float32 or not scale.is_contiguous()):
+        raise ValueError(
+            f"scale: expected contiguous float32 {list(shape)}, got {scale.dtype} {list(scale.shape)}, "
+            f"strides {list(scale.stride())}"
+        )
+
+
+def _reference(
+    x: torch.Tensor, scale: torch.Tensor | None, block: int | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    m, n = x.shape
+    width = max(n, 1) if block is None else block
+    parts = triton.cdiv(n, width)
+    groups = torch.nn.functional.pad(x.float(), (0, parts * width - n)).view(m, parts, width)
+    largest = LARGEST[dtype]
+    if scale is None:
+        peak = groups.abs().amax(-1, keepdim=True).clamp_min(SMALLEST) if x.numel() else groups.sum(-1, keepdim=True)
+        whole = torch.full_like(peak, largest)  # torch divides by a number, and a number, through reciprocals
+        scale, inverse = peak / whole, whole / peak
+    else:
+        inverse = 1.0 / scale.view(m, parts, 1)
+    q = (groups * inverse).clamp(-largest, largest)
+    q = (q.round() if dtype == torch.int8 else q).to(dtype)
+    shape = (m,) if block is None else (m, parts)
+    return q.view(m, parts * width)[:, :n].contiguous(), scale.reshape(shape)
+
+
+def quantize_int8_reference(x, scale=None):
+    """Return what :func:`quantize_int8` computes, in torch, in float32."""
+    return _reference(x, scale, None, torch.int8)
+
+
+def quantize_fp8_reference(x, block=None, scale=None):
+    """Return what :func:`quantize_fp8` computes, in torch, in float32."""
+    return _reference(x, scale, block, torch.float8_e4m3fn)
+
+
+def dequantize_reference(q, scale, block=None, dtype=torch.bfloat16):
+    """Return what :func:`dequantize` computes, in torch, in float32, rounded once."""
+    spread = scale[:, None] if block is None else scale.repeat_interleave(block, 1)[:, : q.shape[1]]
+    return (q.float() * spread).to(dtype)
+
+
+def quantize_int8_inputs(x, scale=None) -> None:
+    """Fill in static scales."""
+    if scale is not None:
+        scale.copy_(x.abs().amax(-1).float() / 127)
+
+
+def quantize_fp8_inputs(x, block=None, scale=None) -> None:
+    """Fill in static scales."""
+    if scale is not None:
+        scale.copy_(_reference(x, None, block, torch.float8_e4m3fn)[1])
+
+
+def dequantize_inputs(q, scale, block=None, dtype=torch.bfloat16) -> None:  # noqa: ARG001
+    """Fill in quantised values; scales are positive."""
+    whole = torch.randint(-127, 128, q.shape, device=q.device)
+    q.copy_(whole.to(torch.int8) if q.dtype == torch.int8 else whole.float().to(q.dtype))
+    scale.abs_()
+
+
+def quantize_int8_flops(x, scale=None):
+    """Return for each element: product, two comparisons, rounding; and magnitude and maximum where it is dynamic."""
+    return (4 if scale is not None else 6) * x.numel()
+
+
+def quantize_fp8_flops(x, block=None, scale=None):  # noqa: ARG001
+    """Return for each element: product, two comparisons; and magnitude and maximum where it is dynamic."""
+    return (3 if scale is not None else 5) * x.numel()
+
+
+def dequantize_flops(q, scale, block=None, dtype=torch.bfloat16):  # noqa: ARG001
+    """Return one product for each element."""
+    return q.numel()
+
+
+def quantize_int8_bytes(x, scale=None):  # noqa: ARG001
+    """Return the bytes of the input, of the output and of the scales."""
+    return x.numel() * (x.element_size() + 1) + 4 * x.shape[0]
+
+
+def quantize_fp8_bytes(x, block=None, scale=None):  # noqa: ARG001
+    """Return the bytes of the input, of the output and of the scales."""
+    return x.numel() * (x.element_size() + 1) + 4 * x.shape[0] * (
+        1 if block is None else triton.cdiv(x.shape[1], block)
+    )
+
+
+def dequantize_bytes(q, scale, block=None, dtype=torch.bfloat16):  # noqa: ARG001
+    """Return the bytes of the input, of the scales and of the output."""
+    return q.numel() * (1 + dtype.itemsize) + scale.numel() * 4

@@ -1,0 +1,146 @@
+"""Cases of the norms, on the device a fixture ``device`` names: the CPU's interpreter, or a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rowwise_cases import DTYPES, INF, KINDS, NAN, SHAPES, close, kernel, pair, strided
+
+
+@DTYPES
+@SHAPES
+@pytest.mark.parametrize("vectors", ["none", "weight", "weight and bias"])
+def test_layernorm(shape, dtype, vectors, randn):
+    layernorm, reference = pair("layernorm", "layernorm")
+    x = randn(*shape, dtype=dtype, mean=3.0)
+    weight = randn(shape[-1], dtype=dtype) if vectors != "none" else None
+    bias = randn(shape[-1], dtype=dtype) if "bias" in vectors else None
+    close(layernorm(x, weight, bias), reference(x, weight, bias), *loose(dtype))
+
+
+def loose(dtype):
+    """A deviation from a mean of 3 has lost 2 bits to it, and the sums of a row have another order."""
+    return (1e-5, 1e-5) if dtype == torch.float32 else (None, None)
+
+
+@DTYPES
+@SHAPES
+@pytest.mark.parametrize("weighted", [True, False])
+def test_rmsnorm(shape, dtype, weighted, randn):
+    rmsnorm, reference = pair("rmsnorm", "rmsnorm")
+    x, weight = randn(*shape, dtype=dtype), randn(shape[-1], dtype=torch.float32) if weighted else None
+    close(rmsnorm(x, weight, 1e-5), reference(x, weight, 1e-5))
+
+
+@KINDS
+def test_norms_of_any_strides(kind, randn):
+    x, weight = strided(randn)[kind], randn(33)
+    for name in ("layernorm", "rmsnorm"):
+        norm, reference = pair(name, name)
+        # a deviation of 0 is divided by sqrt(eps): the mean's rounding, times 316
+        close(norm(x, weight), reference(x, weight), 1e-5, 1e-4 if kind == "one number expanded" else 1e-5)
+
+
+@DTYPES
+def test_norms_of_rows_too_wide_for_one_pass(dtype, randn):
+    for columns in (16386, 50257):
+        x, weight = randn(2, columns, dtype=dtype, mean=1.0), randn(columns, dtype=dtype)
+        layernorm, reference = pair("layernorm", "layernorm")
+        close(layernorm(x, weight, weight), reference(x, weight, weight), *loose(dtype))
+        rmsnorm, reference = pair("rmsnorm", "rmsnorm")
+        close(rmsnorm(x, weight), reference(x, weight))
+
+
+@pytest.mark.parametrize("columns", [1000, 40000])
+def test_layernorm_far_from_zero(columns, randn):
+    """A variance computed as a difference of means of squares would be lost here."""
+    layernorm, reference = pair("layernorm", "layernorm")
+    x = randn(2, columns, mean=1000.0)
+    close(layernorm(x), reference(x), 1e-3, 1e-3)  # x itself has lost 10 bits to the mean
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_norms_of_special_values(randn):
+    x = randn(4, 50)
+    x[0, 3], x[1, 4], x[2] = NAN, INF, 0.0
+    for name in ("layernorm", "rmsnorm"):
+        norm, reference = pair(name, name)
+        close(norm(x), reference(x), 1e-5, 1e-5)
+
+
+def backward_arguments(name, randn, shape, dtype, biased):
+    x, dy, weight = randn(*shape, dtype=dtype), randn(*shape, dtype=dtype), randn(shape[-1], dtype=dtype)
+    forward = kernel(name, f"{name}_forward")
+    statistics = forward(x, weight)[1:]
+    return (dy, x, weight, *statistics, biased) if name == "layernorm" else (dy, x, weight, *statistics)
+
+
+NORMS = pytest.mark.parametrize(("name", "biased"), [("layernorm", True), ("layernorm", False), ("rmsnorm", False)])
+ORDERS = pytest.mark.parametrize("deterministic", [True, False], ids=["two stages", "atomic"])
+
+
+def sums(dtype, rows):
+    """Sums over rows cancel: what is left of ``rows`` terms of size 1 has their rounding."""
+    return (1e-4, 1e-5 * rows) if dtype == torch.float32 else (1e-2, 1e-2 * max(1.0, rows**0.5))
+
+
+@DTYPES
+@NORMS
+@ORDERS
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (2, 3, 64), (5, 5000)], ids=str)
+def test_norm_backward(name, biased, shape, dtype, deterministic, randn):
+    backward, reference = pair(name, f"{name}_backward")
+    arguments = backward_arguments(name, randn, shape, dtype, biased)
+    got, wanted = backward(*arguments, deterministic=deterministic), reference(*arguments)
+    close(got[0], wanted[0], *((1e-4, 1e-5) if dtype == torch.float32 else (None, None)))
+    close(tuple(got[1:]), tuple(wanted[1:]), *sums(dtype, arguments[1].numel() // shape[-1]))
+
+
+@pytest.mark.parametrize("shape", [(40, 8200), (600, 10)], ids=str)
+@pytest.mark.parametrize(("name", "biased"), [("layernorm", True), ("rmsnorm", False)])
+def test_norm_backward_of_wide_rows_and_of_more_rows_than_programs(name, biased, shape, randn):
+    backward, reference = pair(name, f"{name}_backward")
+    arguments = backward_arguments(name, randn, shape, torch.float32, biased)
+    got, wanted = backward(*arguments), reference(*arguments)
+    close(got[0], wanted[0], 1e-4, 1e-5)
+    close(tuple(got[1:]), tuple(wanted[1:]), *sums(torch.float32, shape[0]))
+
+
+@NORMS
+@KINDS
+def test_norm_backward_of_any_strides(name, biased, kind, randn):
+    backward, reference = pair(name, f"{name}_backward")
+    x, weight = strided(randn)[kind], randn(33)
+    statistics = kernel(name, f"{name}_forward")(x, weight)[1:]
+    arguments = (strided(randn)[kind], x, weight, *statistics, *([biased] if name == "layernorm" else []))
+    if "one number" in kind:  # a deviation of 0: divided by sqrt(eps), rounding is all there is
+        return
+    close(backward(*arguments), reference(*arguments), 1e-4, 1e-4)
+
+
+def test_norm_backward_without_a_weight(randn):
+    dy, x = randn(2, 7, 33)
+    for name in ("layernorm", "rmsnorm"):
+        backward, reference = pair(name, f"{name}_backward")
+        statistics = kernel(name, f"{name}_forward")(x)[1:]
+        more = [False] if name == "layernorm" else []
+        got = backward(dy, x, None, *statistics, *more)
+        assert got[1] is None
+        close(got, reference(dy, x, None, *statistics, *more), 1e-4, 1e-5)
+
+
+def test_norms_are_differentiable(randn):
+    weights = {"layernorm": 2, "rmsnorm": 1}
+    for name, count in weights.items():
+        norm, torchs = kernel(name, name), kernel(name, f"{name}_torch")
+        found = []
+        leaves = [randn(3, 5, 40), *(randn(40) for _ in range(count))]
+        dy = randn(3, 5, 40)
+        for function in (norm, torchs):
+            ours = [leaf.clone().requires_grad_() for leaf in leaves]
+            function(*ours).backward(dy)
+            found.append(tuple(leaf.grad for leaf in ours))
+        close(found[0], found[1], 1e-4, 1e-4)
+        x = leaves[0].clone().requires_grad_()
+        norm(x, leaves[1]).sum().backward()  # dy with strides of 0
+        assert x.grad.isfinite().all()
