@@ -5,6 +5,8 @@ Both recompute the weights from the forward's logarithms of sums. With ``P`` the
 ``dQ = scale * dS @ K`` (Dao et al., FlashAttention, arXiv 2205.14135, appendix B.2).
 """
 
+# ruff: noqa: ARG001  # companions take the wrapper's arguments
+
 from __future__ import annotations
 
 import math
@@ -83,7 +85,7 @@ def attention_delta_kernel(
 def _gather_keys(
     dk, dv, k, v, q_head, do_head, lse_row, delta_row, stride_qm, stride_gm,
     columns, first, last, q_len, shift, scale,
-    MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add to ``dk`` and ``dv`` of a tile of keys what the queries ``first`` to ``last`` contribute."""
     lines = tl.arange(0, BLOCK_M)
@@ -99,7 +101,7 @@ def _gather_keys(
         scores = tl.dot(k, tl.trans(q), input_precision="ieee")
         weights = tl.math.exp2(scores * scale - lse[None, :])
         if MASKED:
-            weights = tl.where(columns[:, None] <= rows[None, :] + shift, weights, 0.0)
+            weights = tl.where((columns - (shift + start))[:, None] <= lines[None, :], weights, 0.0)
         do = tl.load(do_head + moved * stride_gm + do_offsets, mask=valid[:, None], other=0.0)
         dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
         delta = tl.load(delta_row + rows, mask=valid, other=0.0)
@@ -111,13 +113,12 @@ def _gather_keys(
 @tcache.autotune(
     configs=_configs(
         [
-            (64, 64, 4, 2),
-            (64, 128, 8, 2),
             (64, 128, 8, 3),
+            (64, 128, 8, 2),
             (32, 128, 8, 3),
-            (128, 64, 8, 2),
             (64, 64, 8, 2),
-            (64, 64, 4, 3),
+            (64, 64, 8, 3),
+            (64, 64, 4, 2),
             (32, 64, 4, 3),
             (32, 64, 4, 2),
             (128, 128, 8, 2),
@@ -146,12 +147,8 @@ def attention_dkdv_kernel(
     inside = columns[:, None] < kv_len
     wide = columns.to(tl.int64)[:, None]
     depth = tl.arange(0, HEAD_DIM)[None, :]
-    k = tl.load(
-        k_ptr + batch * stride_kb + kv_head * stride_kh + wide * stride_kn + depth, mask=inside, other=0.0
-    )
-    v = tl.load(
-        v_ptr + batch * stride_vb + kv_head * stride_vh + wide * stride_vn + depth, mask=inside, other=0.0
-    )
+    k = tl.load(k_ptr + batch * stride_kb + kv_head * stride_kh + wide * stride_kn + depth, mask=inside, other=0.0)
+    v = tl.load(v_ptr + batch * stride_vb + kv_head * stride_vh + wide * stride_vn + depth, mask=inside, other=0.0)
     shift = kv_len - q_len
     scale2 = scale * 1.4426950408889634
     first, whole = 0, 0
@@ -168,11 +165,11 @@ def attention_dkdv_kernel(
         if CAUSAL:
             dk, dv = _gather_keys(
                 dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row, stride_qm, stride_gm,
-                columns, first, tl.minimum(whole, q_len), q_len, shift, scale2, True, HEAD_DIM, BLOCK_M,
+                columns, first, tl.minimum(whole, q_len), q_len, shift, scale2, HEAD_DIM, BLOCK_M, MASKED=True,
             )  # fmt: skip
         dk, dv = _gather_keys(
             dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row, stride_qm, stride_gm,
-            columns, whole, q_len, q_len, shift, scale2, False, HEAD_DIM, BLOCK_M,
+            columns, whole, q_len, q_len, shift, scale2, HEAD_DIM, BLOCK_M, MASKED=False,
         )  # fmt: skip
     dk_tile = dk_ptr + batch * stride_dkb + kv_head * stride_dkh + wide * stride_dkn + depth
     dv_tile = dv_ptr + batch * stride_dvb + kv_head * stride_dvh + wide * stride_dvn + depth
@@ -184,7 +181,7 @@ def attention_dkdv_kernel(
 def _gather_queries(
     dq, q, do, lse, delta, k_head, v_head, stride_kn, stride_vn,
     rows, first, last, kv_len, shift, scale,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add to ``dq`` of a tile of queries what the keys ``first`` to ``last`` contribute."""
     columns = tl.arange(0, BLOCK_N)
@@ -217,9 +214,9 @@ def _gather_queries(
 @tcache.autotune(
     configs=_configs(
         [
-            (64, 64, 4, 2),
-            (128, 64, 8, 2),
             (128, 64, 8, 3),
+            (128, 64, 8, 2),
+            (64, 64, 4, 2),
             (128, 128, 8, 2),
             (128, 32, 8, 3),
             (64, 128, 4, 2),
@@ -275,11 +272,11 @@ def attention_dq_kernel(
     dq = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     dq = _gather_queries(
         dq, q, do, lse, delta, k_head, v_head, stride_kn, stride_vn,
-        rows, 0, whole, kv_len, shift, scale2, CAUSAL, False, HEAD_DIM, BLOCK_N,
+        rows, 0, whole, kv_len, shift, scale2, CAUSAL, HEAD_DIM, BLOCK_N, MASKED=False,
     )  # fmt: skip
     dq = _gather_queries(
         dq, q, do, lse, delta, k_head, v_head, stride_kn, stride_vn,
-        rows, whole, end, kv_len, shift, scale2, CAUSAL, True, HEAD_DIM, BLOCK_N,
+        rows, whole, end, kv_len, shift, scale2, CAUSAL, HEAD_DIM, BLOCK_N, MASKED=True,
     )  # fmt: skip
     dq_tile = dq_ptr + batch * stride_dqb + head * stride_dqh + wide * stride_dqm + depth
     tl.store(dq_tile, (dq * scale).to(dq_ptr.dtype.element_ty), mask=valid[:, None])

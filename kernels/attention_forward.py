@@ -4,6 +4,8 @@ The walk is cut in two: keys that every query of the tile sees, without any mask
 ragged end), with one. The softmax works in powers of two, because that is what the hardware computes.
 """
 
+# ruff: noqa: ARG001  # companions take the wrapper's arguments
+
 from __future__ import annotations
 
 import math
@@ -61,7 +63,7 @@ def fitting(configs, named_args, **launch):
 def _attend(
     accumulator, total, largest, q, k_head, v_head, stride_kn, stride_vn,
     rows, first, last, kv_len, shift, scale,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Take the keys ``first`` to ``last`` into the running maximum, sum and weighted values of a tile of queries."""
     columns = tl.arange(0, BLOCK_N)
@@ -91,10 +93,7 @@ def _attend(
         shrink = tl.math.exp2(largest - base)
         total = total * shrink + tl.sum(weights, 1)
         accumulator = accumulator * shrink[:, None]
-        if MASKED:
-            v = tl.load(v_tile, mask=inside[:, None], other=0.0)
-        else:
-            v = tl.load(v_tile)
+        v = tl.load(v_tile, mask=inside[:, None], other=0.0) if MASKED else tl.load(v_tile)
         accumulator = tl.dot(weights.to(v.dtype), v, accumulator, input_precision="ieee")
         largest = above
     return accumulator, total, largest
@@ -155,11 +154,11 @@ def attention_forward_kernel(
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     accumulator, total, largest = _attend(
         accumulator, total, largest, q, k_head, v_head, stride_kn, stride_vn,
-        rows, 0, whole, kv_len, shift, scale2, CAUSAL, False, HEAD_DIM, BLOCK_N,
+        rows, 0, whole, kv_len, shift, scale2, CAUSAL, HEAD_DIM, BLOCK_N, MASKED=False,
     )  # fmt: skip
     accumulator, total, largest = _attend(
         accumulator, total, largest, q, k_head, v_head, stride_kn, stride_vn,
-        rows, whole, end, kv_len, shift, scale2, CAUSAL, True, HEAD_DIM, BLOCK_N,
+        rows, whole, end, kv_len, shift, scale2, CAUSAL, HEAD_DIM, BLOCK_N, MASKED=True,
     )  # fmt: skip
 
     nothing = total == 0.0  # no key seen: the output is 0, the logarithm of the sum -inf
