@@ -28,16 +28,17 @@ LONGEST, SHORTEST = 4096, 256
 _CONFIGS = [
     triton.Config({"BLOCK_N": n}, num_warps=warps, num_stages=stages)
     for n, warps, stages in [
+        # the loads of keys wait for that of the table: up to 4 stages keep one tile of keys under way, 5 and 6 two
         (64, 4, 3),
-        (64, 4, 4),
+        (64, 4, 5),
         (64, 4, 2),
         (128, 4, 3),
-        (128, 4, 2),
         (128, 8, 3),
+        (128, 8, 5),
         (64, 2, 3),
-        (64, 8, 4),
-        (32, 4, 4),
-        (32, 2, 4),
+        (64, 8, 5),
+        (32, 4, 5),
+        (32, 2, 3),
         (32, 4, 2),
         (16, 4, 3),
     ]
@@ -49,7 +50,7 @@ def _fitting(configs, named_args, **launch):
     row = launch.get("HEAD_DIM", named_args.get("HEAD_DIM")) * named_args["k_ptr"].element_size()
 
     def shared(config):
-        return 2 * config.kwargs["BLOCK_N"] * config.num_stages * row
+        return 2 * config.kwargs["BLOCK_N"] * max(1, (config.num_stages - 1) // 2) * row
 
     return [config for config in configs if shared(config) <= 200 << 10] or [min(configs, key=shared)]
 
@@ -61,7 +62,7 @@ def _fitting(configs, named_args, **launch):
     prune_configs_by={"early_config_prune": _fitting},
 )
 @triton.jit
-def decode_attention_kernel(  # noqa: PLR0915
+def decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, o_ptr, part_ptr, lse_ptr,
     scale, slots, splits, kv_heads, pages, table_width,
     stride_qb, stride_qh, stride_kp, stride_ks, stride_kh, stride_vp, stride_vs, stride_vh,
@@ -78,7 +79,7 @@ def decode_attention_kernel(  # noqa: PLR0915
     first = split * part
     last = tl.minimum(first + part, length)
 
-    members = tl.arange(0, ROWS)  # rows past the group are padding: tensor cores take 16
+    members = tl.arange(0, ROWS)  # rows past the group are padding: tensor cores take 16, and bandwidth is the limit
     member = members[:, None] < GROUP
     depth = tl.arange(0, HEAD_DIM)[None, :]
     columns = tl.arange(0, BLOCK_N)
@@ -100,11 +101,7 @@ def decode_attention_kernel(  # noqa: PLR0915
         k_tile = k_head + (page * stride_kp + place * stride_ks)[:, None] + depth
         v_tile = v_head + (page * stride_vp + place * stride_vs)[:, None] + depth
         k = tl.load(k_tile, mask=inside[:, None], other=0.0)
-        if ROWS == 1:
-            products = q.to(tl.float32) * k.to(tl.float32)
-            scores = tl.sum(products, 1)[None, :]
-        else:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores = tl.where(inside[None, :], scores, float("-inf"))
         above = tl.maximum(largest, tl.max(scores, 1) * scale2)  # finite: the first key of a step is always inside
         weights = tl.math.exp2(scores * scale2 - above[:, None])
@@ -112,11 +109,7 @@ def decode_attention_kernel(  # noqa: PLR0915
         total = total * shrink + tl.sum(weights, 1)
         accumulator = accumulator * shrink[:, None]
         v = tl.load(v_tile, mask=inside[:, None], other=0.0)
-        if ROWS == 1:
-            weighted = tl.trans(weights) * v.to(tl.float32)
-            accumulator += tl.sum(weighted, 0)[None, :]
-        else:
-            accumulator = tl.dot(weights.to(v.dtype), v, accumulator, input_precision="ieee")
+        accumulator = tl.dot(weights.to(v.dtype), v, accumulator, input_precision="ieee")
         largest = above
 
     nothing = total == 0.0
@@ -265,7 +258,7 @@ def decode_attention(
         *(block_table.stride(0), lengths.stride(0), *o.stride()[:2]),
         HEAD_DIM=dim,
         GROUP=group,
-        ROWS=1 if group == 1 else max(16, triton.next_power_of_2(group)),
+        ROWS=max(16, triton.next_power_of_2(group)),
         PAGE_SIZE=page_size,
         WHOLE=whole,
     )
