@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -25,6 +26,19 @@ decode_attention = kernel("decode_attention", "decode_attention")
 decode_attention_reference = kernel("decode_attention", "decode_attention_reference")
 decode_attention_torch = kernel("decode_attention", "decode_attention_torch")
 decode_attention_inputs = kernel("decode_attention", "decode_attention_inputs")
+
+KERNELS = {
+    name: kernel(module, f"{name}_kernel")
+    for module, name in [
+        ("attention_forward", "attention_forward"),
+        ("attention_backward", "attention_delta"),
+        ("attention_backward", "attention_dkdv"),
+        ("attention_backward", "attention_dq"),
+        ("decode_attention", "decode_attention"),
+        ("decode_attention", "decode_combine"),
+    ]
+}
+CONFIGS = [(name, number) for name, tuner in KERNELS.items() for number in range(len(tuner.configs))]
 
 TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.float16: (1e-2, 1e-2), torch.bfloat16: (1e-2, 1e-2)}
 # dS = P * (dP - delta) cancels, and is rounded to the inputs' dtype before its products: errors follow the size of
@@ -171,3 +185,28 @@ def check_decode_of_strided_caches(dtype, device):
     wide = torch.full((2, 4, 64), float("nan"), device=device, dtype=dtype)
     wide[..., 16:48] = q
     close(decode_attention(wide[..., 16:48], keys, values, table, length), decode_attention(q, k, v, table, length))
+
+
+@contextlib.contextmanager
+def only(name, number):
+    """Let a kernel have one of its configs and no other; pruning always leaves one."""
+    tuner = KERNELS[name]
+    configs = tuner.configs
+    tuner.configs = [configs[number]]
+    tuner.cache.clear()
+    try:
+        yield configs[number]
+    finally:
+        tuner.configs = configs
+        tuner.cache.clear()
+
+
+def check_config(name, number, dtype, device, dim, lengths, causals=(True, False)):
+    """One config, on sizes that no tile divides and that span several tiles, with a group."""
+    with only(name, number):
+        if name in ("decode_attention", "decode_combine"):
+            check_decode((4, 2, dim, 32, 33, [1040, 0, 31]), dtype, device)
+            return
+        check = check_forward if name == "attention_forward" else check_backward
+        for causal in causals:
+            check((1, 2, 1, *lengths, dim, causal), dtype, device)

@@ -43,6 +43,26 @@ def test_backward(shape, dtype):
     cases.check_backward(shape, dtype, "cpu")
 
 
+@pytest.mark.parametrize(("name", "number"), cases.CONFIGS)
+def test_every_config(name, number):
+    cases.check_config(name, number, torch.float32, "cpu", 16, (75, 140), (number % 2 == 0,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [16, 32, 64, 128, 256])
+def test_configs_that_are_left(dim, dtype):
+    for name, tuner in cases.KERNELS.items():
+        tensor = torch.empty(1, device="meta", dtype=dtype)
+        prune = tuner.early_config_prune or (lambda configs, _, **_launch: configs)
+        left = prune(tuner.configs, {"q_ptr": tensor, "k_ptr": tensor}, HEAD_DIM=dim)
+        assert [config for config in tuner.configs if config in left] == left, "in order"
+        assert left, name
+        if dtype == torch.bfloat16 and dim == 64:
+            assert len(left) == len(tuner.configs), "a config that never fits is of no use"
+        if dtype == torch.float32 and dim == 256 and tuner.early_config_prune:
+            assert len(left) < len(tuner.configs)
+
+
 def test_scale():
     cases.check_forward(cases.SHAPES[1], torch.float32, "cpu", scale=0.3)
     cases.check_backward(cases.SHAPES[3], torch.float32, "cpu", scale=0.3)
@@ -289,7 +309,9 @@ def test_inputs_of_the_backward_are_the_forwards_results():
     cases.close(lse, wanted[1])
 
 
-@pytest.mark.parametrize(("slots", "longest"), [(1, 16), (8, 1024), (8, 32768), (512, 32768), (4096, 1 << 20), (3, 257)])
+@pytest.mark.parametrize(
+    ("slots", "longest"), [(1, 16), (8, 1024), (8, 32768), (512, 32768), (4096, 1 << 20), (3, 257)]
+)
 def test_parts_of_a_sequence(slots, longest):
     module = __import__("sys").modules[decode_attention.__module__]
     splits = module._splits(slots, longest)
