@@ -21,12 +21,22 @@ from .attention_forward import (
     SHARED_MEMORY,
     attention_forward_reference,
     check_attention,
+    quick_to_multiply,
     row_chunks,
     scores_of,
     visible_pairs,
     widen,
 )
 
+# BLOCK_M, BLOCK_N, warps, stages
+_KEY_TILES = [
+    (64, 128, 8, 3), (64, 128, 8, 2), (32, 128, 8, 3), (64, 64, 8, 2), (64, 64, 8, 3), (64, 64, 4, 2),
+    (32, 64, 4, 3), (32, 64, 4, 2), (128, 128, 8, 2), (32, 32, 4, 2), (16, 32, 4, 1),
+]  # fmt: skip
+_QUERY_TILES = [
+    (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 2), (128, 32, 8, 3), (64, 128, 4, 2),
+    (64, 64, 4, 3), (64, 32, 4, 3), (64, 32, 4, 2), (64, 64, 8, 2), (32, 32, 4, 2), (16, 32, 4, 1),
+]  # fmt: skip
 _LENGTHS = ["q_len", "kv_len", "HEAD_DIM", "CAUSAL", "GROUP"]
 _BUCKETS = {"q_len": "pow2", "kv_len": "pow2"}
 
@@ -48,7 +58,8 @@ def _fitting(held: str, walked: str, tiles: int):
             kept, moving = config.kwargs[held], config.kwargs[walked]
             shared = (2 * kept + 2 * moving * config.num_stages) * dim * size + kept * moving * size
             accumulators = kept * (tiles * dim + 2 * moving) / (config.num_warps * 32)
-            return shared <= SHARED_MEMORY and accumulators <= 208
+            quick = quick_to_multiply(kept, moving, dim, size, config.num_warps)
+            return shared <= SHARED_MEMORY and accumulators <= 208 and quick
 
         return [config for config in configs if fits(config)] or [
             min(configs, key=lambda config: config.kwargs[held] * config.kwargs[walked] * config.num_stages)
@@ -111,21 +122,7 @@ def _gather_keys(
 
 
 @tcache.autotune(
-    configs=_configs(
-        [
-            (64, 128, 8, 3),
-            (64, 128, 8, 2),
-            (32, 128, 8, 3),
-            (64, 64, 8, 2),
-            (64, 64, 8, 3),
-            (64, 64, 4, 2),
-            (32, 64, 4, 3),
-            (32, 64, 4, 2),
-            (128, 128, 8, 2),
-            (32, 32, 4, 2),
-            (16, 32, 4, 1),
-        ]
-    ),
+    configs=_configs(_KEY_TILES),
     key=_LENGTHS,
     buckets=_BUCKETS,
     prune_configs_by={"early_config_prune": _fitting("BLOCK_N", "BLOCK_M", 2)},
@@ -212,22 +209,7 @@ def _gather_queries(
 
 
 @tcache.autotune(
-    configs=_configs(
-        [
-            (128, 64, 8, 3),
-            (128, 64, 8, 2),
-            (64, 64, 4, 2),
-            (128, 128, 8, 2),
-            (128, 32, 8, 3),
-            (64, 128, 4, 2),
-            (64, 64, 4, 3),
-            (64, 32, 4, 3),
-            (64, 32, 4, 2),
-            (64, 64, 8, 2),
-            (32, 32, 4, 2),
-            (16, 32, 4, 1),
-        ]
-    ),
+    configs=_configs(_QUERY_TILES),
     key=_LENGTHS,
     buckets=_BUCKETS,
     prune_configs_by={"early_config_prune": _fitting("BLOCK_M", "BLOCK_N", 1)},

@@ -42,8 +42,13 @@ _CONFIGS = [
 ]
 
 
+def quick_to_multiply(kept: int, walked: int, dim: int, size: int, warps: int) -> bool:
+    """Return whether a thread unrolls at most 2,048 multiply-adds a product; float32 has no tensor cores here."""
+    return size < 4 or kept * walked * dim <= 2048 * 32 * warps
+
+
 def fitting(configs, named_args, **launch):
-    """Keep the configs whose tiles can fit the registers and the shared memory of a block, the last if none does."""
+    """Keep the configs whose tiles can fit the registers and the shared memory of a block, the smallest if none does."""
     dim = launch.get("HEAD_DIM", named_args.get("HEAD_DIM"))
     size = named_args["q_ptr"].element_size()
 
@@ -51,7 +56,8 @@ def fitting(configs, named_args, **launch):
         m, n = config.kwargs["BLOCK_M"], config.kwargs["BLOCK_N"]
         shared = (m + 2 * n * config.num_stages) * dim * size
         accumulators = m * (dim + n) / (config.num_warps * 32)  # registers of a thread, of 255; more of them spill
-        return shared <= SHARED_MEMORY and accumulators <= 160
+        quick = quick_to_multiply(m, n, dim, size, config.num_warps)
+        return shared <= SHARED_MEMORY and accumulators <= 160 and quick
 
     return [config for config in configs if fits(config)] or [
         min(configs, key=lambda config: config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] * config.num_stages)
