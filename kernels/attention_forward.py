@@ -24,8 +24,8 @@ SHARED_MEMORY = 227 << 10
 _CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n, "TOGETHER": 8}, num_warps=warps, num_stages=stages)
     for m, n, warps, stages in [
-        (128, 64, 8, 3),
         (128, 128, 8, 2),
+        (128, 64, 8, 3),
         (128, 64, 8, 4),
         (128, 64, 4, 3),
         (128, 64, 4, 2),

@@ -55,6 +55,45 @@ def _fitting(configs, named_args, **launch):
     return [config for config in configs if shared(config) <= 200 << 10] or [min(configs, key=shared)]
 
 
+@triton.jit
+def _attend(
+    accumulator, total, largest, q, k_head, v_head, row, first, last, pages, scale,
+    stride_kp, stride_ks, stride_vp, stride_vs,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, FLAT: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Take the tokens ``first`` to ``last`` into the running maximum, sum and weighted values of a group's queries."""
+    depth = tl.arange(0, HEAD_DIM)[None, :]
+    for start in range(first, last, BLOCK_N):
+        tokens = start + tl.arange(0, BLOCK_N)
+        inside = tokens < last
+        page = (
+            tl.load(row + tokens // PAGE_SIZE, mask=inside, other=0) if MASKED else tl.load(row + tokens // PAGE_SIZE)
+        )
+        page = tl.minimum(page.to(tl.uint32), pages - 1).to(tl.int32)  # never outside the cache
+        place = (tokens.to(tl.uint32) % PAGE_SIZE).to(tl.int32)
+        if FLAT:  # half of the address arithmetic, which is a third of the loop
+            k_offsets = (page * PAGE_SIZE + place).to(tl.int64) * stride_ks
+            v_offsets = k_offsets
+        else:
+            k_offsets = page.to(tl.int64) * stride_kp + place.to(tl.int64) * stride_ks
+            v_offsets = page.to(tl.int64) * stride_vp + place.to(tl.int64) * stride_vs
+        k_tile = k_head + k_offsets[:, None] + depth
+        v_tile = v_head + v_offsets[:, None] + depth
+        k = tl.load(k_tile, mask=inside[:, None], other=0.0) if MASKED else tl.load(k_tile)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+        above = tl.maximum(largest, tl.max(scores, 1) * scale)  # finite: the first token of a step is always inside
+        weights = tl.math.exp2(scores * scale - above[:, None])
+        shrink = tl.math.exp2(largest - above)
+        total = total * shrink + tl.sum(weights, 1)
+        accumulator = accumulator * shrink[:, None]
+        v = tl.load(v_tile, mask=inside[:, None], other=0.0) if MASKED else tl.load(v_tile)
+        accumulator = tl.dot(weights.to(v.dtype), v, accumulator, input_precision="ieee")
+        largest = above
+    return accumulator, total, largest
+
+
 @tcache.autotune(
     configs=_CONFIGS,
     key=["slots", "splits", "table_width", "HEAD_DIM", "GROUP", "PAGE_SIZE"],
@@ -68,7 +107,7 @@ def decode_attention_kernel(
     stride_qb, stride_qh, stride_kp, stride_ks, stride_kh, stride_vp, stride_vs, stride_vh,
     stride_tb, stride_lb, stride_ob, stride_oh,
     HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK_N: tl.constexpr,
+    FLAT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # key heads vary fastest: the heads of a page lie side by side in memory
     slot, split = tl.program_id(0) % slots, tl.program_id(0) // slots
@@ -82,7 +121,6 @@ def decode_attention_kernel(
     members = tl.arange(0, ROWS)  # rows past the group are padding: tensor cores take 16, and bandwidth is the limit
     member = members[:, None] < GROUP
     depth = tl.arange(0, HEAD_DIM)[None, :]
-    columns = tl.arange(0, BLOCK_N)
     head = kv_head * GROUP + members
     q = tl.load(q_ptr + batch * stride_qb + head[:, None] * stride_qh + depth, mask=member, other=0.0)
     k_head, v_head = k_ptr + kv_head * stride_kh, v_ptr + kv_head * stride_vh
@@ -92,25 +130,15 @@ def decode_attention_kernel(
     accumulator = tl.zeros((ROWS, HEAD_DIM), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    for start in range(first, last, BLOCK_N):
-        tokens = start + columns
-        inside = tokens < last
-        page = tl.load(row + tokens // PAGE_SIZE, mask=inside, other=0)
-        page = tl.where((page >= 0) & (page < pages), page, 0).to(tl.int64)  # never outside the cache
-        place = (tokens % PAGE_SIZE).to(tl.int64)
-        k_tile = k_head + (page * stride_kp + place * stride_ks)[:, None] + depth
-        v_tile = v_head + (page * stride_vp + place * stride_vs)[:, None] + depth
-        k = tl.load(k_tile, mask=inside[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        above = tl.maximum(largest, tl.max(scores, 1) * scale2)  # finite: the first key of a step is always inside
-        weights = tl.math.exp2(scores * scale2 - above[:, None])
-        shrink = tl.math.exp2(largest - above)
-        total = total * shrink + tl.sum(weights, 1)
-        accumulator = accumulator * shrink[:, None]
-        v = tl.load(v_tile, mask=inside[:, None], other=0.0)
-        accumulator = tl.dot(weights.to(v.dtype), v, accumulator, input_precision="ieee")
-        largest = above
+    whole = first + tl.maximum(last - first, 0) // BLOCK_N * BLOCK_N
+    accumulator, total, largest = _attend(
+        accumulator, total, largest, q, k_head, v_head, row, first, whole, pages, scale2,
+        stride_kp, stride_ks, stride_vp, stride_vs, HEAD_DIM, PAGE_SIZE, FLAT, BLOCK_N, MASKED=False,
+    )  # fmt: skip
+    accumulator, total, largest = _attend(
+        accumulator, total, largest, q, k_head, v_head, row, whole, last, pages, scale2,
+        stride_kp, stride_ks, stride_vp, stride_vs, HEAD_DIM, PAGE_SIZE, FLAT, BLOCK_N, MASKED=True,
+    )  # fmt: skip
 
     nothing = total == 0.0
     accumulator = accumulator / tl.where(nothing, 1.0, total)[:, None]
@@ -227,7 +255,7 @@ def decode_attention(
         k_cache, v_cache: ``[pages, page_size, Hkv, D]``, any strides with a contiguous last dimension; Hq is a
             multiple of Hkv, ``Hq / Hkv`` consecutive query heads share a key head. page_size is 16, 32, 64 or 128.
         block_table: ``[B, max_pages]`` int32: token t of sequence b is in page ``block_table[b, t // page_size]``.
-            Entries past a sequence's length are not read; a page outside the cache reads page 0 instead.
+            Entries past a sequence's length are not read; an entry outside the cache stands for another page.
         lengths: ``[B]`` int32, keys of each sequence, at most ``max_pages * page_size``, beyond which it is cut off.
         scale: above 0; ``D ** -0.5`` if left out.
 
@@ -260,6 +288,7 @@ def decode_attention(
         GROUP=group,
         ROWS=max(16, triton.next_power_of_2(group)),
         PAGE_SIZE=page_size,
+        FLAT=k_cache.stride() == v_cache.stride() and k_cache.stride(0) == page_size * k_cache.stride(1),
         WHOLE=whole,
     )
     if not whole:
