@@ -92,8 +92,8 @@ def _attend(
                 seen = seen & (start + columns[None, :] <= rows[:, None] + shift)
             scores = tl.where(seen, scores, float("-inf"))
         above = tl.maximum(largest, tl.max(scores, 1) * scale)
-        # a row that has seen no key yet has -inf here: with 0 in its place all its powers are 0, not NaN
-        base = tl.where(above == float("-inf"), 0.0, above) if MASKED else above
+        # -inf here is a row without a finite score so far: with 0 in its place all its powers are 0, not NaN
+        base = tl.where(above == float("-inf"), 0.0, above)
         weights = tl.math.exp2(scores * scale - base[:, None])
         shrink = tl.math.exp2(largest - base)
         total = total * shrink + tl.sum(weights, 1)

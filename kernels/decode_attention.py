@@ -83,9 +83,10 @@ def _attend(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             scores = tl.where(inside[None, :], scores, float("-inf"))
-        above = tl.maximum(largest, tl.max(scores, 1) * scale)  # finite: the first token of a step is always inside
-        weights = tl.math.exp2(scores * scale - above[:, None])
-        shrink = tl.math.exp2(largest - above)
+        above = tl.maximum(largest, tl.max(scores, 1) * scale)
+        base = tl.where(above == float("-inf"), 0.0, above)  # no finite score so far: powers of 0, not NaN
+        weights = tl.math.exp2(scores * scale - base[:, None])
+        shrink = tl.math.exp2(largest - base)
         total = total * shrink + tl.sum(weights, 1)
         accumulator = accumulator * shrink[:, None]
         v = tl.load(v_tile, mask=inside[:, None], other=0.0) if MASKED else tl.load(v_tile)

@@ -117,6 +117,10 @@ def check_layouts(dtype, device):
     wanted = attention_backward_reference(do, q.detach(), k.detach(), v.detach(), None, None)
     for mine, theirs in zip(got, wanted, strict=True):
         close(mine, theirs, GRADIENT_TOLERANCE)
+    one = k.detach()[:, :1].requires_grad_()
+    (got,) = torch.autograd.grad(attention(q, one.expand(2, 2, 42, 32), v), one, do)
+    wanted = attention_backward_reference(do, q.detach(), shared, v.detach(), None, None)[1]
+    close(got, wanted.sum(1, keepdim=True), GRADIENT_TOLERANCE)
 
 
 def check_special_values(dtype, device):
@@ -130,6 +134,17 @@ def check_special_values(dtype, device):
     assert o[0, 0, 20:].isnan().all()
     assert not o[0, 0, :7].isnan().any()
     assert not o[0, 0, 8:20].isnan().any()
+    # scores of -inf count for nothing, also when whole tiles have no other
+    q, k, v = inputs((1, 2, 2, 40, 300, 16, False), dtype, device)
+    k[:, :, :290] = -float("inf")
+    o, lse = attention_forward(q.abs(), k, v, causal=False)
+    assert o.isfinite().all()
+    close(o, attention_forward_reference(q.abs(), k[:, :, 290:], v[:, :, 290:], causal=False)[0])
+    q, k, v, table, length = paged((2, 1, 16, 16, 20, [310]), dtype, device)
+    k[table[0, :19].long()] = -float("inf")
+    got = decode_attention(q.abs(), k, v, table, length)
+    assert got.isfinite().all()
+    close(got, decode_attention_reference(q.abs(), k, v, table, length))
 
 
 def paged(case, dtype, device):
