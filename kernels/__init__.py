@@ -27,6 +27,10 @@ from types import ModuleType
 __version__ = "0.1.0"
 
 WRAPPERS = {
+    "attention": ("attention",),
+    "attention_backward": ("attention_backward",),
+    "attention_forward": ("attention_forward",),
+    "decode_attention": ("decode_attention",),
     "dequant_matmul": ("dequant_matmul",),
     "elementwise": ("affine_relu", "affine_relu_"),
     "layernorm": ("layernorm", "layernorm_backward", "layernorm_forward"),

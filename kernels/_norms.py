@@ -107,7 +107,7 @@ def forward_kernel(
 @tcache.autotune(configs=_LOOPED, key=["M", "N", "CENTRED"], buckets=_BUCKETS)
 @triton.jit(do_not_specialize=["M"])
 def forward_looped_kernel(
-    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, M, N, eps, stride_xm, stride_xn, stride_ym,  # noqa: ARG001 - M is in the key
+    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, M, N, eps, stride_xm, stride_xn, stride_ym,
     CENTRED: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -231,7 +231,7 @@ def backward_atomic_kernel(
 @tcache.autotune(configs=_LOOPED, key=["M", "N", "CENTRED"], buckets=_BUCKETS)
 @triton.jit(do_not_specialize=["M"])
 def backward_looped_kernel(
-    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, M, N,  # noqa: ARG001 - M is in the key
+    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, M, N,
     stride_dym, stride_dyn, stride_xm, stride_xn, stride_dxm,
     CENTRED: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip

@@ -5,8 +5,6 @@ Both recompute the weights from the forward's logarithms of sums. With ``P`` the
 ``dQ = scale * dS @ K`` (Dao et al., FlashAttention, arXiv 2205.14135, appendix B.2).
 """
 
-# ruff: noqa: ARG001  # companions take the wrapper's arguments
-
 from __future__ import annotations
 
 import math

@@ -4,8 +4,6 @@ The walk is cut in two: keys that every query of the tile sees, without any mask
 ragged end), with one. The softmax works in powers of two, because that is what the hardware computes.
 """
 
-# ruff: noqa: ARG001  # companions take the wrapper's arguments
-
 from __future__ import annotations
 
 import math

@@ -5,8 +5,6 @@ part of one sequence's keys; a second kernel puts the parts together. How many p
 host knows, where a part begins from the length on the device: nothing waits for the GPU.
 """
 
-# ruff: noqa: ARG001  # companions take the wrapper's arguments
-
 from __future__ import annotations
 
 import math

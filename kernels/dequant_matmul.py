@@ -143,14 +143,14 @@ def dequant_matmul_torch(a, w, scale):
     return a @ (w.to(a.dtype) * scale.to(a.dtype))
 
 
-def dequant_matmul_inputs(a, w, scale) -> None:  # noqa: ARG001
+def dequant_matmul_inputs(a, w, scale) -> None:
     """Fill in quantised weights; scales are positive."""
     whole = torch.randint(-127, 128, w.shape, device=w.device)
     w.copy_(whole.to(torch.int8) if w.dtype == torch.int8 else whole.float().to(w.dtype))
     scale.abs_()
 
 
-def dequant_matmul_flops(a, w, scale):  # noqa: ARG001
+def dequant_matmul_flops(a, w, scale):
     """Return 2 M N K for the products and sums, and M N for the scales."""
     return 2 * a.shape[0] * a.shape[1] * w.shape[1] + a.shape[0] * w.shape[1]
 

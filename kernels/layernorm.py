@@ -86,36 +86,36 @@ class _LayerNorm(torch.autograd.Function):
         return *layernorm_backward(dy, x, weight, mean, rstd, ctx.has_bias, ctx.deterministic), None, None
 
 
-def layernorm_reference(x, weight=None, bias=None, eps=1e-5, deterministic=True):  # noqa: ARG001
+def layernorm_reference(x, weight=None, bias=None, eps=1e-5, deterministic=True):
     """Return what :func:`layernorm` computes, in torch, in float64, rounded once."""
     wide = [None if vector is None else vector.double() for vector in (weight, bias)]
     return torch.nn.functional.layer_norm(x.double(), x.shape[-1:], *wide, eps).to(x.dtype)
 
 
-def layernorm_torch(x, weight=None, bias=None, eps=1e-5, deterministic=True):  # noqa: ARG001
+def layernorm_torch(x, weight=None, bias=None, eps=1e-5, deterministic=True):
     """Return what a user of torch would call."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def layernorm_flops(x, weight=None, bias=None, eps=1e-5, deterministic=True):  # noqa: ARG001
+def layernorm_flops(x, weight=None, bias=None, eps=1e-5, deterministic=True):
     """Return for each element: sum, difference, square, sum, scale, and one for the weight and the bias each."""
     return (5 + (weight is not None) + (bias is not None)) * x.numel()
 
 
-def layernorm_bytes(x, weight=None, bias=None, eps=1e-5, deterministic=True):  # noqa: ARG001
+def layernorm_bytes(x, weight=None, bias=None, eps=1e-5, deterministic=True):
     """Return the bytes of the input, the output, the weight and the bias."""
     vectors = sum(vector.numel() * vector.element_size() for vector in (weight, bias) if vector is not None)
     return 2 * x.numel() * x.element_size() + vectors
 
 
-def layernorm_backward_inputs(dy, x, weight, mean, rstd, has_bias=True, deterministic=True) -> None:  # noqa: ARG001
+def layernorm_backward_inputs(dy, x, weight, mean, rstd, has_bias=True, deterministic=True) -> None:
     """Fill in the statistics that belong to ``x``."""
     rows = x.reshape(-1, x.shape[-1]).float()
     mean.copy_(rows.mean(-1))
     rstd.copy_(torch.rsqrt(rows.var(-1, unbiased=False) + 1e-5))
 
 
-def layernorm_backward_reference(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):  # noqa: ARG001
+def layernorm_backward_reference(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):
     """Return what :func:`layernorm_backward` computes, by its formula, in torch, in float64, rounded once."""
     width = x.shape[-1]
     g, rows = dy.double().reshape(-1, width), x.double().reshape(-1, width)
@@ -127,7 +127,7 @@ def layernorm_backward_reference(dy, x, weight, mean, rstd, has_bias=True, deter
     return dx.reshape(x.shape).to(x.dtype), dw, g.sum(0).to(weight.dtype) if has_bias and weight is not None else None
 
 
-def layernorm_backward_torch(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):  # noqa: ARG001
+def layernorm_backward_torch(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):
     """Return what torch's autograd would call: one fused operation."""
     rows = x.reshape(-1, x.shape[-1])
     bias = torch.empty_like(weight) if has_bias and weight is not None else None
@@ -138,11 +138,11 @@ def layernorm_backward_torch(dy, x, weight, mean, rstd, has_bias=True, determini
     return found[0].reshape(x.shape), found[1], found[2]
 
 
-def layernorm_backward_flops(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):  # noqa: ARG001
+def layernorm_backward_flops(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):
     """Return for each element 2 for xhat, 3 for two means, 5 for dx, 1 for the weight, 2 and 1 for the vectors' sums."""
     return (10 + 3 * (weight is not None) + (has_bias and weight is not None)) * x.numel()
 
 
-def layernorm_backward_bytes(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):  # noqa: ARG001
+def layernorm_backward_bytes(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):
     """Return bytes of x, dy and dx, of the statistics, the weight and the gradients of weight and bias."""
     return backward_bytes(x, weight, has_bias=has_bias, vectors=2)

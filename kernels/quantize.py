@@ -81,7 +81,7 @@ def quantize_kernel(
 @tcache.autotune(configs=_LOOPED, key=["M", "N"], buckets=_BUCKETS)
 @triton.jit(do_not_specialize=["M"])
 def quantize_looped_kernel(
-    x_ptr, q_ptr, scale_ptr, M, N, stride_xm, stride_xn, stride_qm,  # noqa: ARG001 - M is in the key
+    x_ptr, q_ptr, scale_ptr, M, N, stride_xm, stride_xn, stride_qm,
     LARGEST: tl.constexpr, SMALLEST: tl.constexpr, INTEGER: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -293,7 +293,7 @@ def quantize_fp8_inputs(x, block=None, scale=None) -> None:
         scale.copy_(_reference(x, None, block, torch.float8_e4m3fn)[1])
 
 
-def dequantize_inputs(q, scale, block=None, dtype=torch.bfloat16) -> None:  # noqa: ARG001
+def dequantize_inputs(q, scale, block=None, dtype=torch.bfloat16) -> None:
     """Fill in quantised values; scales are positive."""
     whole = torch.randint(-127, 128, q.shape, device=q.device)
     q.copy_(whole.to(torch.int8) if q.dtype == torch.int8 else whole.float().to(q.dtype))
@@ -305,28 +305,28 @@ def quantize_int8_flops(x, scale=None):
     return (4 if scale is not None else 6) * x.numel()
 
 
-def quantize_fp8_flops(x, block=None, scale=None):  # noqa: ARG001
+def quantize_fp8_flops(x, block=None, scale=None):
     """Return for each element: product, two comparisons; and magnitude and maximum where it is dynamic."""
     return (3 if scale is not None else 5) * x.numel()
 
 
-def dequantize_flops(q, scale, block=None, dtype=torch.bfloat16):  # noqa: ARG001
+def dequantize_flops(q, scale, block=None, dtype=torch.bfloat16):
     """Return one product for each element."""
     return q.numel()
 
 
-def quantize_int8_bytes(x, scale=None):  # noqa: ARG001
+def quantize_int8_bytes(x, scale=None):
     """Return the bytes of the input, of the output and of the scales."""
     return x.numel() * (x.element_size() + 1) + 4 * x.shape[0]
 
 
-def quantize_fp8_bytes(x, block=None, scale=None):  # noqa: ARG001
+def quantize_fp8_bytes(x, block=None, scale=None):
     """Return the bytes of the input, of the output and of the scales."""
     return x.numel() * (x.element_size() + 1) + 4 * x.shape[0] * (
         1 if block is None else triton.cdiv(x.shape[1], block)
     )
 
 
-def dequantize_bytes(q, scale, block=None, dtype=torch.bfloat16):  # noqa: ARG001
+def dequantize_bytes(q, scale, block=None, dtype=torch.bfloat16):
     """Return the bytes of the input, of the scales and of the output."""
     return q.numel() * (1 + dtype.itemsize) + scale.numel() * 4

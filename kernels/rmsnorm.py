@@ -78,33 +78,33 @@ class _RMSNorm(torch.autograd.Function):
         return *rmsnorm_backward(dy, x, weight, rstd, ctx.deterministic), None, None
 
 
-def rmsnorm_reference(x, weight=None, eps=1e-6, deterministic=True):  # noqa: ARG001
+def rmsnorm_reference(x, weight=None, eps=1e-6, deterministic=True):
     """Return what :func:`rmsnorm` computes, in torch, in float64, rounded once."""
     wide = None if weight is None else weight.double()
     return torch.nn.functional.rms_norm(x.double(), x.shape[-1:], wide, eps).to(x.dtype)
 
 
-def rmsnorm_torch(x, weight=None, eps=1e-6, deterministic=True):  # noqa: ARG001
+def rmsnorm_torch(x, weight=None, eps=1e-6, deterministic=True):
     """Return what a user of torch would call."""
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-def rmsnorm_flops(x, weight=None, eps=1e-6, deterministic=True):  # noqa: ARG001
+def rmsnorm_flops(x, weight=None, eps=1e-6, deterministic=True):
     """Return for each element: square, sum, scale, and one for the weight."""
     return (3 + (weight is not None)) * x.numel()
 
 
-def rmsnorm_bytes(x, weight=None, eps=1e-6, deterministic=True):  # noqa: ARG001
+def rmsnorm_bytes(x, weight=None, eps=1e-6, deterministic=True):
     """Return the bytes of the input, the output and the weight."""
     return 2 * x.numel() * x.element_size() + (0 if weight is None else weight.numel() * weight.element_size())
 
 
-def rmsnorm_backward_inputs(dy, x, weight, rstd, deterministic=True) -> None:  # noqa: ARG001
+def rmsnorm_backward_inputs(dy, x, weight, rstd, deterministic=True) -> None:
     """Fill in the statistics that belong to ``x``."""
     rstd.copy_(torch.rsqrt(x.reshape(-1, x.shape[-1]).float().square().mean(-1) + 1e-6))
 
 
-def rmsnorm_backward_reference(dy, x, weight, rstd, deterministic=True):  # noqa: ARG001
+def rmsnorm_backward_reference(dy, x, weight, rstd, deterministic=True):
     """Return what :func:`rmsnorm_backward` computes, by its formula, in torch, in float64, rounded once."""
     width = x.shape[-1]
     g, xhat = dy.double().reshape(-1, width), x.double().reshape(-1, width) * rstd.double()[:, None]
@@ -113,7 +113,7 @@ def rmsnorm_backward_reference(dy, x, weight, rstd, deterministic=True):  # noqa
     return dx.reshape(x.shape).to(x.dtype), None if weight is None else (g * xhat).sum(0).to(weight.dtype)
 
 
-def rmsnorm_backward_torch(dy, x, weight, rstd, deterministic=True):  # noqa: ARG001
+def rmsnorm_backward_torch(dy, x, weight, rstd, deterministic=True):
     """Return what torch's autograd would call: one fused operation on a GPU; elsewhere forward and backward."""
     if x.is_cuda:
         wanted = [True, weight is not None]
@@ -124,11 +124,11 @@ def rmsnorm_backward_torch(dy, x, weight, rstd, deterministic=True):  # noqa: AR
     return found[0], found[1] if weight is not None else None
 
 
-def rmsnorm_backward_flops(dy, x, weight, rstd, deterministic=True):  # noqa: ARG001
+def rmsnorm_backward_flops(dy, x, weight, rstd, deterministic=True):
     """Return for each element 1 for xhat, 2 for the mean, 3 for dx, 1 for the weight and 2 for its sum."""
     return (6 + 3 * (weight is not None)) * x.numel()
 
 
-def rmsnorm_backward_bytes(dy, x, weight, rstd, deterministic=True):  # noqa: ARG001
+def rmsnorm_backward_bytes(dy, x, weight, rstd, deterministic=True):
     """Return bytes of x, dy and dx, of the statistics, the weight and its gradient."""
     return backward_bytes(x, weight, has_bias=False, vectors=1)

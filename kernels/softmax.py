@@ -55,7 +55,7 @@ def softmax_kernel(
 @tcache.autotune(configs=_LOOPED, key=["M", "N"], buckets={"M": ROW_BUCKETS, "N": "pow2"})
 @triton.jit(do_not_specialize=["M"])
 def softmax_looped_kernel(
-    x_ptr, y_ptr, M, N, stride_xm, stride_xn, stride_ym, BLOCK: tl.constexpr, STAGES: tl.constexpr  # noqa: ARG001 - M is in the key
+    x_ptr, y_ptr, M, N, stride_xm, stride_xn, stride_ym, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x_row, y_row = x_ptr + row * stride_xm, y_ptr + row * stride_ym
