@@ -31,7 +31,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
             f"expected a bias [{weight.shape[0]}] of {x.dtype} on {x.device}, "
             f"got {tuple(bias.shape)} of {bias.dtype} on {bias.device}"
         )
-    rows = x.reshape(x.numel() // x.shape[-1] if x.shape[-1] else x.shape[:-1].numel(), x.shape[-1])
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     y = (matmul_decode if rows.shape[0] <= MOST_ROWS else matmul_persistent)(rows, weight.t())
     if bias is not None:
         y += bias
