@@ -113,7 +113,9 @@ def grouped_gemm_kernel(
     tiles_n = tl.cdiv(N, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)
     for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
-        expert, first, last, tile_n = _place(tile, until, offsets_ptr, E, T, tiles_m, tiles_n, BLOCK_M, GROUP_M, EXPERTS)
+        expert, first, last, tile_n = _place(
+            tile, until, offsets_ptr, E, T, tiles_m, tiles_n, BLOCK_M, GROUP_M, EXPERTS
+        )
         rows = first + tl.arange(0, BLOCK_M)
         columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         # rows and columns past the edge load the first one: valid memory, and never stored
@@ -149,7 +151,9 @@ def grouped_gemm_tma_kernel(
     tiles_m = tl.max(until, 0)
     tiles_n = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
-        expert, first, last, tile_n = _place(tile, until, offsets_ptr, E, T, tiles_m, tiles_n, BLOCK_M, GROUP_M, EXPERTS)
+        expert, first, last, tile_n = _place(
+            tile, until, offsets_ptr, E, T, tiles_m, tiles_n, BLOCK_M, GROUP_M, EXPERTS
+        )
         accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, tl.cdiv(K, BLOCK_K)):
             x = x_desc.load([first, k * BLOCK_K])  # rows of the next expert, too: computed, and not stored
@@ -285,8 +289,7 @@ def grouped_gemm_flops(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, 
 
 
 def grouped_gemm_bytes(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tma: bool | None = None) -> int:
-    """Return the least bytes to move: tokens, results and offsets once, and the weights of as many experts as can have
-    tokens, ``min(E, T)``."""
+    """Return the least bytes to move: tokens, results and offsets, and the weights of the ``min(E, T)`` experts at most in use."""
     (t, k), (e, _, n) = x.shape, w.shape
     return (t * k + min(e, t) * k * n + t * n) * x.element_size() + offsets.numel() * offsets.element_size()
 
