@@ -38,7 +38,7 @@ def test_every_conv_config(n, cin, cout, monkeypatch):
 
 def test_every_weight_gradient_config(monkeypatch):
     tuner = kernel("sparse_conv_backward.py:sparse_conv_weight_kernel")
-    features, weight, neighbours = surface(20001, 72, 40)
+    features, _, neighbours = surface(20001, 72, 40)
     gradient = torch.randn(20001, 40, device="cuda").bfloat16() / 100
     wanted = cases_sparse.weight_gradient_reference(features, gradient, neighbours)
     for config in list(tuner.configs):
