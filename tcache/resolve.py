@@ -14,7 +14,7 @@ from tcache.errors import KernelError, ManifestError, TcacheError, UnsupportedVa
 from tcache.explain import facts_of, specialization_of
 from tcache.keys.config import config_key, space_identity
 from tcache.keys.source import source_identity
-from tcache.lookup import kernel_of, lookup, named_arguments
+from tcache.lookup import kernel_of, lookup, named_arguments, source_of
 from tcache.replay import launches, machine
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Resolved:
         space: identity of the autotuner's config space now.
         direct: whether tcache specializes the launch as Triton does, so that the entry may be found without Triton.
         tuning: the autotuner that chose the config, and its arguments: Triton names its own record after them.
+        source: the identity that the store keeps with the best config: of the kernel's source and of its bucketing.
     """
 
     gpu: GPU
@@ -62,6 +63,7 @@ class Resolved:
     space: str | None = None
     direct: bool = False
     tuning: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
+    source: str | None = None
 
     @property
     def entry(self) -> str:
@@ -136,7 +138,7 @@ class _Choice:
     """Chooses the configs of one launch, and notes what they are chosen by.
 
     Attributes:
-        shape, notice, tuned, space, tuning: see :class:`Resolved`.
+        shape, notice, tuned, space, tuning, source: see :class:`Resolved`.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class _Choice:
         self.tuned: Kernel | None = None
         self.space: str | None = None
         self.tuning: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
+        self.source: str | None = None
 
     def __call__(self, autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         launch = self._launch
@@ -166,7 +169,7 @@ class _Choice:
             autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
             return list(autotuner.prune_configs(kwargs))
         if isinstance(found.verdict, Best):
-            self.tuned = kernel_of(autotuner)
+            self.tuned, self.source = kernel_of(autotuner), source_of(autotuner)
             self.notice = f"tuned under Triton {found.verdict.aged}" if found.verdict.aged else None
             return [found.configs[found.verdict.config]]
         autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
@@ -203,6 +206,7 @@ def _resolve_launch(
             yield Resolved(
                 gpu, sys.intern(kernel), choice.shape, key, choice.tuned, notice, compilation, launch.where, launch.ref,
                 choice.space, _agrees(compilation, specialize(function, launch.args, kwargs)), choice.tuning,
+                choice.source,
             )  # fmt: skip
     except TcacheError:
         raise

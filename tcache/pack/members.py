@@ -138,8 +138,9 @@ def best_configs(resolved: Iterable[Resolved], stores: tuple[Store, ...]) -> dic
     found = {}
     for key, by_shape in sorted(wanted.items()):
         first = next(iter(by_shape.values()))
-        source = first.facts()["source"]
+        source = first.source
         assert first.tuned is not None
+        assert source is not None
         entries = {}
         for text, launch in by_shape.items():
             shape = ShapeKey.parse(text)
