@@ -12,7 +12,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """Return ``x @ weight.T + bias``.
 
     Args:
-        x: ``[..., K]``; up to 64 rows are a decode step, bound by reading the weight, more are bound by computing.
+        x: ``[..., K]``; up to 128 rows are bound by reading the weight, more by multiplying.
         weight: ``[N, K]``, as ``torch.nn.Linear`` keeps it, of the dtype of ``x``.
         bias: ``[N]``, added to the rounded product; None for none.
 

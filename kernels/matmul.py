@@ -115,3 +115,19 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def matmul_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return what :func:`matmul` computes, in torch, rounded once from float32."""
     return (a.float() @ b.float()).to(a.dtype)
+
+
+def matmul_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return ``a @ b`` as torch computes it: through cuBLAS on an NVIDIA GPU."""
+    return a @ b
+
+
+def matmul_flops(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Return the floating point operations of a product: a multiplication and an addition, ``2 M N K``."""
+    return 2 * a.shape[0] * a.shape[1] * b.shape[1]
+
+
+def matmul_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Return the least bytes to move: both matrices read once, the result written once."""
+    (m, k), n = a.shape, b.shape[1]
+    return (m * k + k * n + m * n) * a.element_size()

@@ -14,16 +14,17 @@ import triton.language as tl
 
 import tcache
 
-MOST_ROWS = 64
-"""Rows of ``a`` from which on a tile of ``b`` is worth reading for many tiles of ``a``: see ``matmul_persistent``."""
+MOST_ROWS = 128
+"""Up to so many rows of ``a`` reading ``b`` takes longer than multiplying: 2 M operations for each 2 bytes of ``b``, where
+an H200 computes about 200 in the time of a byte. For more see ``matmul_persistent``."""
 
 _TILES = [
     # BLOCK_N, BLOCK_K, SPLIT_K, warps, stages; shared memory = stages * (BLOCK_N + BLOCK_M) * BLOCK_K * 2
+    (64, 64, 1, 4, 4),  # first: fits everywhere, for shapes that were never tuned
     (16, 256, 1, 4, 5),
     (32, 256, 1, 4, 4),
     (32, 128, 2, 4, 5),
     (32, 256, 2, 4, 4),
-    (64, 64, 1, 4, 4),
     (64, 128, 1, 4, 5),
     (64, 128, 2, 4, 5),
     (64, 256, 2, 4, 4),
@@ -53,7 +54,7 @@ _CONFIGS = [
 
 
 @tcache.autotune(
-    configs=_CONFIGS, key=["M", "N", "K", "stride_bk"], buckets={"M": [1, 8, 16, 32, 64], "stride_bk": [1]}
+    configs=_CONFIGS, key=["M", "N", "K", "stride_bk"], buckets={"M": [1, 8, 16, 32, 64, 128], "stride_bk": [1]}
 )
 @triton.heuristics(
     {
@@ -104,9 +105,14 @@ def matmul_decode_kernel(
         before = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu")
         if before == SPLIT_K - 1:
             total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-            for other in tl.static_range(SPLIT_K):
-                offset = tl.full((), other, tl.int64) * M * N
-                total += tl.load(parts_tile + offset, mask=inside, other=0.0, cache_modifier=".cg")
+            if BLOCK_M <= 32:  # all loads at once; more do not fit into registers
+                for other in tl.static_range(SPLIT_K):
+                    offset = tl.full((), other, tl.int64) * M * N
+                    total += tl.load(parts_tile + offset, mask=inside, other=0.0, cache_modifier=".cg")
+            else:
+                for other in range(SPLIT_K):
+                    offset = tl.full((), other, tl.int64) * M * N
+                    total += tl.load(parts_tile + offset, mask=inside, other=0.0, cache_modifier=".cg")
             tl.store(c_tile, total.to(c_ptr.dtype.element_ty), mask=inside)
             tl.store(arrived_ptr + tile, 0)  # for the next launch on this stream
 
@@ -132,10 +138,10 @@ def _counters(device: torch.device, count: int) -> torch.Tensor:
 
 
 def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ``a @ b`` for at most 64 rows of ``a``.
+    """Return ``a @ b`` for at most 128 rows of ``a``.
 
     Args:
-        a: ``[M, K]``, M at most 64, any strides.
+        a: ``[M, K]``, M at most 128, any strides.
         b: ``[K, N]``, any strides, of the dtype of ``a``; fastest where one of them is 1, as in a weight stored
             ``[N, K]`` and transposed.
 
@@ -144,7 +150,7 @@ def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         multiplied in TF32). The same inputs give the same bits.
 
     Raises:
-        ValueError: shapes do not match, ``a`` has more than 64 rows, dtypes or devices differ, or the dtype is none
+        ValueError: shapes do not match, ``a`` has more than 128 rows, dtypes or devices differ, or the dtype is none
             that tensor cores multiply.
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
