@@ -22,9 +22,9 @@ def gather_kernel(x_ptr, order_ptr, y_ptr, S, H, K, stride_xt, stride_xh, BLOCK:
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     pair = tl.load(order_ptr + row)
     token = (pair // K).to(tl.int64)
-    values = tl.load(
-        x_ptr + token * stride_xt + columns.to(tl.int64) * stride_xh, mask=(columns < H) & (pair >= 0), other=0.0
-    )
+    width = tl.where(pair >= 0, H, 0)  # nothing is read where there is no pair
+    x_row = x_ptr + token * stride_xt + columns.to(tl.int64) * stride_xh
+    values = tl.load(x_row, mask=columns < width, other=0.0)
     tl.store(y_ptr + row * H + columns, values, mask=columns < H)
 
 
@@ -87,9 +87,9 @@ def combine_kernel(y_ptr, position_ptr, weights_ptr, out_ptr, T, S, H, K: tl.con
     for choice in tl.static_range(K):
         row = tl.load(position_ptr + token * K + choice).to(tl.int64)
         weight = tl.load(weights_ptr + token * K + choice).to(tl.float32)
-        present = (row >= 0) & (row < S)
-        values = tl.load(y_ptr + row * H + columns, mask=(columns < H) & present, other=0.0).to(tl.float32)
-        total += tl.where(present, weight * values, 0.0)
+        width = tl.where((row >= 0) & (row < S), H, 0)
+        values = tl.load(y_ptr + row * H + columns, mask=columns < width, other=0.0).to(tl.float32)
+        total += tl.where(columns < width, weight * values, 0.0)
     tl.store(out_ptr + token * H + columns, total.to(out_ptr.dtype.element_ty), mask=columns < H)
 
 
