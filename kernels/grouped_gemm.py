@@ -191,6 +191,8 @@ def _obstacle(x: torch.Tensor, w: torch.Tensor) -> str | None:
     Host-side descriptors want 16-byte aligned addresses and strides, and a last dimension whose stride is 1
     (CUDA driver API, ``cuTensorMapEncodeTiled``).
     """
+    if x.is_cuda and torch.version.hip is not None:
+        return "AMD GPUs have none"
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0):
         return f"{torch.cuda.get_device_name(x.device)} is older than compute capability 9.0"
     if x.element_size() != 2:

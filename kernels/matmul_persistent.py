@@ -162,6 +162,8 @@ def _why_not(tensor: torch.Tensor) -> str | None:
 
 def _obstacle(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """Return why the product cannot go through TMA, None where it can."""
+    if a.is_cuda and torch.version.hip is not None:
+        return "AMD GPUs have none"
     if a.is_cuda and torch.cuda.get_device_capability(a.device) < (9, 0):
         return f"{torch.cuda.get_device_name(a.device)} is older than compute capability 9.0"
     for name, tensor in (("a", a), ("b", b)):

@@ -17,7 +17,7 @@ _ROUTE_CONFIGS = [
     triton.Config({"BLOCK_T": rows}, num_warps=warps)
     for rows, warps in [(1, 1), (2, 1), (4, 1), (4, 4), (8, 4), (16, 4), (32, 4), (32, 8)]
 ]
-_COUNT_CONFIGS = [triton.Config({}, num_warps=warps) for warps in (1, 2, 4, 8)]
+_COUNT_CONFIGS = [triton.Config({}, num_warps=warps) for warps in (4, 8, 2)]
 _SUM_CONFIGS = [triton.Config({"CHUNK": chunk}, num_warps=warps) for chunk, warps in [(64, 1), (256, 1), (1024, 4)]]
 _BLOCK = 128
 """Pairs that one program counts and places."""
