@@ -33,12 +33,22 @@ WRAPPERS = {
     "decode_attention": ("decode_attention",),
     "dequant_matmul": ("dequant_matmul",),
     "elementwise": ("affine_relu", "affine_relu_"),
+    "grouped_gemm": ("grouped_gemm",),
     "layernorm": ("layernorm", "layernorm_backward", "layernorm_forward"),
+    "linear": ("linear",),
     "matmul": ("matmul",),
+    "matmul_decode": ("matmul_decode",),
+    "matmul_persistent": ("matmul_persistent",),
+    "moe": ("align", "route"),
+    "moe_mlp": ("moe_mlp",),
+    "moe_rows": ("combine", "gather", "silu_gate"),
     "quantize": ("dequantize", "quantize_fp8", "quantize_int8"),
     "rmsnorm": ("rmsnorm", "rmsnorm_backward", "rmsnorm_forward"),
     "softmax": ("softmax",),
+    "sparse_conv": ("sparse_conv",),
+    "sparse_conv_backward": ("sparse_conv_features_gradient", "sparse_conv_weight_gradient"),
     "vector_add": ("axpy",),
+    "voxels": ("fill_map", "neighbour_map", "sort_rows"),
 }
 """Module -> the wrappers it has."""
 

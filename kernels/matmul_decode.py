@@ -1,0 +1,202 @@
+"""``c = a @ b`` for few rows of ``a``: bound by reading ``b`` once, so K is split until every multiprocessor reads.
+
+The product is computed transposed, ``c^T = b^T a^T``: the many columns of ``b`` take the place of rows, of which the
+tensor cores of Hopper want 64 at a time, and the few rows of ``a`` take that of columns, of which 8 are enough.
+Of the programs that share a tile of the result the one that finishes last adds up the parts, always in the same
+order: one launch, and the same bits every time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+import tcache
+
+MOST_ROWS = 128
+"""Up to so many rows of ``a`` reading ``b`` takes longer than multiplying: 2 M operations for each 2 bytes of ``b``, where
+an H200 computes about 200 in the time of a byte. For more see ``matmul_persistent``."""
+
+_TILES = [
+    # BLOCK_N, BLOCK_K, SPLIT_K, warps, stages; shared memory = stages * (BLOCK_N + BLOCK_M) * BLOCK_K * 2
+    (64, 64, 1, 4, 4),  # first: fits everywhere, for shapes that were never tuned
+    (16, 256, 1, 4, 5),
+    (32, 256, 1, 4, 4),
+    (32, 128, 2, 4, 5),
+    (32, 256, 2, 4, 4),
+    (64, 128, 1, 4, 5),
+    (64, 128, 2, 4, 5),
+    (64, 256, 2, 4, 4),
+    (64, 64, 4, 4, 6),
+    (64, 128, 4, 4, 5),
+    (64, 256, 4, 4, 3),
+    (64, 128, 8, 4, 4),
+    (128, 64, 1, 4, 5),
+    (128, 128, 1, 8, 4),
+    (128, 64, 2, 4, 5),
+    (128, 128, 2, 8, 3),
+    (128, 64, 4, 4, 5),
+    (128, 128, 4, 4, 3),
+    (128, 128, 4, 8, 4),
+    (128, 64, 8, 4, 4),
+    (128, 128, 8, 8, 3),
+    (256, 64, 2, 8, 4),
+    (256, 64, 4, 8, 4),
+    (256, 64, 8, 8, 3),
+]
+_SMALLEST_N = 16
+_LARGEST_SPLIT = 8
+_CONFIGS = [
+    triton.Config({"BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split}, num_warps=warps, num_stages=stages)
+    for n, k, split, warps, stages in _TILES
+]
+
+
+@tcache.autotune(
+    configs=_CONFIGS, key=["M", "N", "K", "stride_bk"], buckets={"M": [1, 8, 16, 32, 64, 128], "stride_bk": [1]}
+)
+@triton.heuristics(
+    {
+        "BLOCK_M": lambda arguments: max(16, triton.next_power_of_2(arguments["M"])),
+        "EVEN": lambda arguments: (
+            arguments["N"] % arguments["BLOCK_N"] == 0
+            and arguments["K"] % (arguments["BLOCK_K"] * arguments["SPLIT_K"]) == 0
+        ),
+    }
+)
+@triton.jit
+def matmul_decode_kernel(
+    a_ptr, b_ptr, c_ptr, parts_ptr, arrived_ptr, M, N, K,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.arange(0, BLOCK_M)
+    steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
+    first = part * steps * BLOCK_K
+    depth = first + tl.arange(0, BLOCK_K)
+    b_tile = b_ptr + columns.to(tl.int64)[:, None] * stride_bn + depth.to(tl.int64)[None, :] * stride_bk
+    a_tile = a_ptr + depth.to(tl.int64)[:, None] * stride_ak + rows.to(tl.int64)[None, :] * stride_am
+    accumulator = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for step in range(0, steps):
+        if EVEN:
+            b = tl.load(b_tile)
+            a = tl.load(a_tile, mask=rows[None, :] < M, other=0.0)
+        else:
+            left = K - step * BLOCK_K
+            b = tl.load(b_tile, mask=(columns[:, None] < N) & (depth[None, :] < left), other=0.0)
+            a = tl.load(a_tile, mask=(rows[None, :] < M) & (depth[:, None] < left), other=0.0)
+        accumulator = tl.dot(b, a, accumulator)
+        b_tile += BLOCK_K * stride_bk
+        a_tile += BLOCK_K * stride_ak
+
+    inside = (columns[:, None] < N) & (rows[None, :] < M)
+    c_tile = c_ptr + columns.to(tl.int64)[:, None] * stride_cn + rows.to(tl.int64)[None, :] * stride_cm
+    if SPLIT_K == 1:
+        tl.store(c_tile, accumulator.to(c_ptr.dtype.element_ty), mask=inside)
+    else:
+        # [SPLIT_K, M, N]; read past the first-level cache, which is not kept coherent between multiprocessors
+        parts_tile = parts_ptr + rows.to(tl.int64)[None, :] * N + columns[:, None]
+        tl.store(parts_tile + part.to(tl.int64) * M * N, accumulator, mask=inside, cache_modifier=".cg")
+        tl.debug_barrier()  # every thread has written before one of them announces it
+        before = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu")
+        if before == SPLIT_K - 1:
+            total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+            if BLOCK_M <= 32:  # all loads at once; more do not fit into registers
+                for other in tl.static_range(SPLIT_K):
+                    offset = tl.full((), other, tl.int64) * M * N
+                    total += tl.load(parts_tile + offset, mask=inside, other=0.0, cache_modifier=".cg")
+            else:
+                for other in range(SPLIT_K):
+                    offset = tl.full((), other, tl.int64) * M * N
+                    total += tl.load(parts_tile + offset, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(c_tile, total.to(c_ptr.dtype.element_ty), mask=inside)
+            tl.store(arrived_ptr + tile, 0)  # for the next launch on this stream
+
+
+_arrived: dict[tuple[int | None, int], torch.Tensor] = {}
+
+
+def _counters(device: torch.device, count: int) -> torch.Tensor:
+    """Return zeros for a launch to count with; it leaves zeros behind.
+
+    Launches on one stream run one after another and share theirs. A CUDA graph has its own, cleared by the graph:
+    it may run beside others that were captured on the same stream.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(count, device=device, dtype=torch.int32)
+    key = device.index, torch.cuda.current_stream(device).cuda_stream
+    kept = _arrived.get(key)
+    if kept is None or kept.numel() < count:
+        kept = torch.zeros(max(count, 8192), device=device, dtype=torch.int32)
+        if type(kept) is torch.Tensor:  # not one without memory, of a replay
+            _arrived[key] = kept
+    return kept
+
+
+def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return ``a @ b`` for at most 128 rows of ``a``.
+
+    Args:
+        a: ``[M, K]``, M at most 128, any strides.
+        b: ``[K, N]``, any strides, of the dtype of ``a``; fastest where one of them is 1, as in a weight stored
+            ``[N, K]`` and transposed.
+
+    Returns:
+        ``[M, N]``, contiguous, of the dtype of ``a``; products are accumulated in float32 (float32 inputs are
+        multiplied in TF32). The same inputs give the same bits.
+
+    Raises:
+        ValueError: shapes do not match, ``a`` has more than 128 rows, dtypes or devices differ, or the dtype is none
+            that tensor cores multiply.
+    """
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.dtype != b.dtype or a.device != b.device or not a.is_floating_point() or a.dtype == torch.float64:
+        raise ValueError(
+            "expected one floating dtype of at most 32 bits and one device, "
+            f"got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
+        )
+    (m, k), n = a.shape, b.shape[1]
+    if m > MOST_ROWS:
+        raise ValueError(f"expected at most {MOST_ROWS} rows, got {m}: use matmul or matmul_persistent")
+    c = torch.empty((m, n), device=a.device, dtype=a.dtype)
+    if m == 0 or n == 0:
+        return c
+    if k == 0:
+        return c.zero_()
+    parts = torch.empty((_LARGEST_SPLIT, m, n), device=a.device, dtype=torch.float32)
+    arrived = _counters(a.device, triton.cdiv(n, _SMALLEST_N))
+
+    def grid(meta: dict[str, int]) -> tuple[int, int]:
+        return triton.cdiv(n, meta["BLOCK_N"]), meta["SPLIT_K"]
+
+    matmul_decode_kernel[grid](
+        a, b, c, parts, arrived, m, n, k,
+        a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
+    )  # fmt: skip
+    return c
+
+
+def matmul_decode_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return what :func:`matmul_decode` computes, in torch, rounded once from float32."""
+    return (a.float() @ b.float()).to(a.dtype)
+
+
+def matmul_decode_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return ``a @ b`` as torch computes it: through cuBLAS on an NVIDIA GPU."""
+    return a @ b
+
+
+def matmul_decode_flops(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Return the floating point operations of a product: a multiplication and an addition, ``2 M N K``."""
+    return 2 * a.shape[0] * a.shape[1] * b.shape[1]
+
+
+def matmul_decode_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Return the least bytes to move: both matrices read once, the result written once."""
+    (m, k), n = a.shape, b.shape[1]
+    return (m * k + k * n + m * n) * a.element_size()

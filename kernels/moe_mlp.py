@@ -1,0 +1,68 @@
+"""A whole feed-forward block of a mixture of experts: route, sort, gather, two grouped matmuls, gate, combine."""
+
+from __future__ import annotations
+
+import torch
+
+from .grouped_gemm import grouped_gemm
+from .moe import align, route
+from .moe_rows import combine, gather, silu_gate
+
+
+def moe_mlp(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the sum over a token's top ``k`` experts of ``weight * (silu(x @ gate) * (x @ up)) @ down``.
+
+    Args:
+        x: ``[T, H]`` tokens.
+        logits: ``[T, E]``: what the router says; weights are the softmax's, renormalised over the chosen.
+        gate_up: ``[E, 2 F, H]``: both projections of every expert, the gate first, as checkpoints store them.
+        down: ``[E, H, F]``.
+        k: experts for a token.
+
+    Returns:
+        ``[T, H]`` of the dtype of ``x``. Nothing waits for the host, so it can be captured in a CUDA graph.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit together.
+    """
+    e = logits.shape[-1]
+    if gate_up.dim() != 3 or down.dim() != 3 or tuple(down.shape) != (e, x.shape[-1], gate_up.shape[1] // 2):
+        raise ValueError(
+            f"expected gate_up [{e}, 2 F, {x.shape[-1]}] and down [{e}, {x.shape[-1]}, F], "
+            f"got {tuple(gate_up.shape)} and {tuple(down.shape)}"
+        )
+    if logits.shape[0] != x.shape[0] or logits.device != x.device:
+        raise ValueError(
+            f"expected logits for {x.shape[0]} tokens on {x.device}, got {tuple(logits.shape)} on {logits.device}"
+        )
+    weights, experts = route(logits, k)
+    offsets, order, position = align(experts, e)
+    hidden = silu_gate(grouped_gemm(gather(x, order, k), gate_up.transpose(1, 2), offsets))
+    return combine(grouped_gemm(hidden, down.transpose(1, 2), offsets), position, weights)
+
+
+def moe_mlp_reference(
+    x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, k: int
+) -> torch.Tensor:
+    """Return what :func:`moe_mlp` computes, in torch and float32, rounded once; every expert sees every token."""
+    scores = logits.float().softmax(1)
+    weights, experts = scores.topk(k, dim=1)
+    weights = weights / weights.sum(1, keepdim=True)
+    share = torch.zeros_like(scores).scatter_(1, experts, weights)
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for e in range(logits.shape[1]):
+        gate, up = (x.float() @ gate_up[e].float().t()).chunk(2, dim=1)
+        total += share[:, e, None] * ((torch.nn.functional.silu(gate) * up) @ down[e].float().t())
+    return total.to(x.dtype)
+
+
+def moe_mlp_flops(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, k: int) -> int:
+    """Return the floating point operations of the matmuls: three of ``2 H F`` for each token and choice."""
+    return 6 * x.shape[0] * k * x.shape[1] * down.shape[2]
+
+
+def moe_mlp_bytes(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, k: int) -> int:
+    """Return the least bytes to move: tokens in and out, logits, and the weights of as many experts as can be chosen."""
+    used = min(logits.shape[1], x.shape[0] * k)
+    weights = used * (gate_up.shape[1] * gate_up.shape[2] + down.shape[1] * down.shape[2])
+    return (2 * x.numel() + weights) * x.element_size() + logits.numel() * logits.element_size()

@@ -1,0 +1,210 @@
+"""Mixture of experts, moving rows: tokens to their experts' places, results back by weight; the gate between."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+import tcache
+
+_CONFIGS = [
+    triton.Config({"BLOCK": block}, num_warps=warps)
+    for block, warps in [(256, 1), (512, 2), (1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8)]
+]
+
+
+@tcache.autotune(configs=_CONFIGS, key=["S", "H"], buckets={"S": "pow2"})
+@triton.jit
+def gather_kernel(x_ptr, order_ptr, y_ptr, S, H, K, stride_xt, stride_xh, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    pair = tl.load(order_ptr + row)
+    token = (pair // K).to(tl.int64)
+    width = tl.where(pair >= 0, H, 0)  # nothing is read where there is no pair
+    x_row = x_ptr + token * stride_xt + columns.to(tl.int64) * stride_xh
+    values = tl.load(x_row, mask=columns < width, other=0.0)
+    tl.store(y_ptr + row * H + columns, values, mask=columns < H)
+
+
+def gather(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the tokens of the pairs in ``order``, a row for each: zeros where there is no pair.
+
+    Args:
+        x: ``[T, H]`` floating, any strides.
+        order: ``[T * k]`` contiguous int32: pairs as ``token * k + choice``, or -1, as ``align`` returns them.
+        k: choices of a token.
+
+    Returns:
+        ``[T * k, H]``, contiguous, of the dtype of ``x``.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or layout are not those.
+    """
+    if x.dim() != 2 or k < 1 or tuple(order.shape) != (x.shape[0] * k,) or not x.is_floating_point():
+        raise ValueError(
+            f"expected floating x [T, H] and order [T * {k}], got {tuple(x.shape)} and {tuple(order.shape)}"
+        )
+    if order.dtype != torch.int32 or not order.is_contiguous() or order.device != x.device:
+        raise ValueError(f"expected contiguous int32 order on {x.device}, got {order.dtype} on {order.device}")
+    s, h = order.shape[0], x.shape[1]
+    y = torch.empty((s, h), device=x.device, dtype=x.dtype)
+    if y.numel():
+        gather_kernel[lambda meta: (s, triton.cdiv(h, meta["BLOCK"]))](x, order, y, s, h, k, x.stride(0), x.stride(1))
+    return y
+
+
+def gather_reference(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
+    """Return what :func:`gather` computes, in torch."""
+    return torch.where(
+        (order >= 0)[:, None], x[order.clamp(min=0).long() // k], torch.zeros((), dtype=x.dtype, device=x.device)
+    )
+
+
+def gather_flops(x: torch.Tensor, order: torch.Tensor, k: int) -> int:
+    """Return 0: it moves rows."""
+    return 0
+
+
+def gather_bytes(x: torch.Tensor, order: torch.Tensor, k: int) -> int:
+    """Return the least bytes to move: every token read once, every row written once, the order read."""
+    return (x.shape[0] + order.shape[0]) * x.shape[1] * x.element_size() + order.numel() * 4
+
+
+def gather_inputs(x: torch.Tensor, order: torch.Tensor, k: int) -> None:
+    """Fill the order with all pairs at random, in place."""
+    generator = torch.Generator().manual_seed(0)
+    order.copy_(torch.randperm(order.numel(), generator=generator).to(order.dtype))
+
+
+@tcache.autotune(configs=_CONFIGS, key=["T", "H", "K"], buckets={"T": "pow2"})
+@triton.jit
+def combine_kernel(y_ptr, position_ptr, weights_ptr, out_ptr, T, S, H, K: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for choice in tl.static_range(K):
+        row = tl.load(position_ptr + token * K + choice).to(tl.int64)
+        weight = tl.load(weights_ptr + token * K + choice).to(tl.float32)
+        width = tl.where((row >= 0) & (row < S), H, 0)
+        values = tl.load(y_ptr + row * H + columns, mask=columns < width, other=0.0).to(tl.float32)
+        total += tl.where(columns < width, weight * values, 0.0)
+    tl.store(out_ptr + token * H + columns, total.to(out_ptr.dtype.element_ty), mask=columns < H)
+
+
+def combine(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return, for every token, the sum of its experts' results by weight.
+
+    Args:
+        y: ``[S, H]`` floating, contiguous: results, sorted by expert.
+        position: ``[T, k]`` contiguous int32: the row in ``y`` of each choice, as ``align`` returns them; what lies
+            outside of 0..S-1 adds nothing.
+        weights: ``[T, k]`` contiguous, floating.
+
+    Returns:
+        ``[T, H]``, of the dtype of ``y``, added up in float32 in the order of the choices.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or layout are not those.
+    """
+    if y.dim() != 2 or position.dim() != 2 or position.shape != weights.shape or position.shape[1] > 32:
+        raise ValueError(
+            "expected y [S, H], position and weights [T, k], k <= 32, "
+            f"got {tuple(y.shape)}, {tuple(position.shape)} and {tuple(weights.shape)}"
+        )
+    if position.dtype != torch.int32 or not y.is_floating_point() or not weights.is_floating_point():
+        raise ValueError(
+            f"expected floating y, int32 position, floating weights, got {y.dtype}, {position.dtype}, {weights.dtype}"
+        )
+    if not (y.is_contiguous() and position.is_contiguous() and weights.is_contiguous()):
+        raise ValueError("expected contiguous tensors")
+    if y.device != position.device or y.device != weights.device:
+        raise ValueError(f"expected one device, got {y.device}, {position.device} and {weights.device}")
+    (t, k), (s, h) = position.shape, y.shape
+    out = torch.empty((t, h), device=y.device, dtype=y.dtype)
+    if out.numel():
+        combine_kernel[lambda meta: (t, triton.cdiv(h, meta["BLOCK"]))](y, position, weights, out, t, s, h, k)
+    return out
+
+
+def combine_reference(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return what :func:`combine` computes, in torch, rounded once from float32."""
+    present = (position >= 0) & (position < y.shape[0])
+    rows = torch.where(present, position, y.shape[0]).long()
+    padded = torch.cat([y.float(), y.new_zeros((1, y.shape[1])).float()])
+    picked = (
+        padded[rows] * torch.where(present, weights.float(), torch.zeros_like(weights, dtype=torch.float32))[..., None]
+    )
+    return picked.sum(1).to(y.dtype)
+
+
+def combine_flops(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> int:
+    """Return the floating point operations: a multiplication and an addition for every value of every choice."""
+    return 2 * position.numel() * y.shape[1]
+
+
+def combine_bytes(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> int:
+    """Return the least bytes to move: one row of ``y`` for each choice, one written for each token, the tables read."""
+    rows = position.numel() + position.shape[0]
+    return rows * y.shape[1] * y.element_size() + position.numel() * (4 + weights.element_size())
+
+
+def combine_inputs(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> None:
+    """Fill the positions with all rows at random and the weights with equal shares, in place."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(max(position.numel(), 1), generator=generator)[: position.numel()] % max(y.shape[0], 1)
+    position.copy_(rows.view(position.shape).to(position.dtype))
+    weights.fill_(1 / max(position.shape[1], 1))
+
+
+@tcache.autotune(configs=_CONFIGS, key=["S", "F"], buckets={"S": "pow2"})
+@triton.jit
+def silu_gate_kernel(x_ptr, y_ptr, S, F, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(x_ptr + row * 2 * F + columns, mask=columns < F, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * F + F + columns, mask=columns < F, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * F + columns, (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty), mask=columns < F)
+
+
+def silu_gate(x: torch.Tensor) -> torch.Tensor:
+    """Return ``silu(x[:, :F]) * x[:, F:]``.
+
+    Args:
+        x: ``[S, 2 F]`` floating, contiguous: gate and up projections side by side.
+
+    Returns:
+        ``[S, F]``, of the dtype of ``x``, computed in float32.
+
+    Raises:
+        ValueError: shape, dtype or layout is another.
+    """
+    if x.dim() != 2 or x.shape[1] % 2 or not x.is_floating_point() or not x.is_contiguous():
+        raise ValueError(f"expected contiguous floating x [S, 2 F], got {tuple(x.shape)} of {x.dtype}")
+    s, f = x.shape[0], x.shape[1] // 2
+    y = torch.empty((s, f), device=x.device, dtype=x.dtype)
+    if y.numel():
+        silu_gate_kernel[lambda meta: (s, triton.cdiv(f, meta["BLOCK"]))](x, y, s, f)
+    return y
+
+
+def silu_gate_reference(x: torch.Tensor) -> torch.Tensor:
+    """Return what :func:`silu_gate` computes, in torch, rounded once from float32."""
+    gate, up = x.float().chunk(2, dim=1)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+
+def silu_gate_torch(x: torch.Tensor) -> torch.Tensor:
+    """Return the same by torch's own operations."""
+    gate, up = x.chunk(2, dim=1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def silu_gate_flops(x: torch.Tensor) -> int:
+    """Return the floating point operations: exponential, sum, quotient and two products for every value."""
+    return x.numel() // 2 * 5
+
+
+def silu_gate_bytes(x: torch.Tensor) -> int:
+    """Return the least bytes to move: both halves read, one written."""
+    return x.numel() // 2 * 3 * x.element_size()

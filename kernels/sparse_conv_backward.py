@@ -1,0 +1,159 @@
+"""Gradients of the submanifold sparse convolution; that of the weight is added up by many programs at once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+import tcache
+
+from .sparse_conv import sparse_conv
+from .voxels import fill_map, sort_rows
+
+_WEIGHT_CONFIGS = [
+    triton.Config({"BLOCK_I": i, "BLOCK_O": o, "BLOCK_M": m, "CHUNKS": chunks}, num_warps=warps, num_stages=stages)
+    for i, o, m, chunks, warps, stages in [
+        (32, 32, 64, 16, 4, 3),
+        (32, 64, 64, 32, 4, 3),
+        (64, 32, 64, 32, 4, 3),
+        (64, 64, 64, 16, 4, 3),
+        (64, 64, 64, 64, 4, 4),
+        (64, 128, 64, 32, 4, 3),
+        (128, 64, 64, 32, 4, 3),
+        (128, 128, 64, 16, 8, 3),
+        (128, 128, 64, 64, 8, 3),
+    ]
+]
+
+
+@tcache.autotune(
+    configs=_WEIGHT_CONFIGS, key=["N", "CIN", "COUT", "V"], buckets={"N": "log2"}, reset_to_zero=["out_ptr"]
+)
+@triton.jit
+def sparse_conv_weight_kernel(
+    features_ptr, grad_ptr, neighbours_ptr, out_ptr, N, CIN, COUT, V, stride_fn, stride_gn,
+    BLOCK_I: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_M: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Add one chunk of rows to the gradient of a tile of one offset's weight."""
+    offset = tl.program_id(0)
+    tiles_o = tl.cdiv(COUT, BLOCK_O)
+    inputs = (tl.program_id(1) // tiles_o) * BLOCK_I + tl.arange(0, BLOCK_I)
+    outputs = (tl.program_id(1) % tiles_o) * BLOCK_O + tl.arange(0, BLOCK_O)
+    accumulator = tl.zeros((BLOCK_I, BLOCK_O), dtype=tl.float32)
+    for start in range(tl.program_id(2) * BLOCK_M, N, CHUNKS * BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M)
+        source = tl.load(neighbours_ptr + rows.to(tl.int64) * V + offset, mask=rows < N, other=-1)
+        present = (source >= 0) & (source < N)
+        x_tile = features_ptr + source.to(tl.int64)[None, :] * stride_fn + inputs[:, None]
+        x = tl.load(x_tile, mask=present[None, :] & (inputs[:, None] < CIN), other=0.0)
+        g_tile = grad_ptr + rows.to(tl.int64)[:, None] * stride_gn + outputs[None, :]
+        g = tl.load(g_tile, mask=present[:, None] & (outputs[None, :] < COUT), other=0.0)
+        accumulator = tl.dot(x, g, accumulator)
+    to = out_ptr + offset.to(tl.int64) * CIN * COUT + inputs[:, None] * COUT + outputs[None, :]
+    tl.atomic_add(to, accumulator, mask=(inputs[:, None] < CIN) & (outputs[None, :] < COUT), sem="relaxed")
+
+
+def sparse_conv_weight_gradient(
+    features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient of the weight, ``[V, Cin, Cout]`` float32: ``sum over n of features[neighbours[n, v]]^T gradient[n]``.
+
+    Rows are added up in float32 by many programs at once: sums differ in their last bits from run to run.
+
+    Args:
+        features: ``[N, Cin]``, rows contiguous.
+        gradient: ``[N, Cout]``, rows contiguous, of the dtype of ``features``: the gradient of the result.
+        neighbours: as for :func:`sparse_conv`.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or layout are not those.
+    """
+    rows = neighbours.shape[0] if neighbours.dim() == 2 else -1
+    for name, tensor in (("features", features), ("gradient", gradient)):
+        if tensor.dim() != 2 or tensor.shape[0] != rows or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
+            raise ValueError(f"expected {name} [{rows}, C] with contiguous rows, got {tuple(tensor.shape)}")
+    if features.dtype != gradient.dtype or not features.is_floating_point() or features.dtype == torch.float64:
+        raise ValueError(f"expected one floating dtype of at most 32 bits, got {features.dtype} and {gradient.dtype}")
+    if neighbours.dtype != torch.int32 or not neighbours.is_contiguous():
+        raise ValueError(f"expected contiguous int32 neighbours, got {neighbours.dtype}")
+    if features.device != gradient.device or features.device != neighbours.device:
+        raise ValueError(f"expected one device, got {features.device}, {gradient.device} and {neighbours.device}")
+    (n, cin), cout, v = features.shape, gradient.shape[1], neighbours.shape[1]
+    out = torch.zeros((v, cin, cout), device=features.device, dtype=torch.float32)
+    if n and out.numel():
+
+        def grid(meta: dict[str, int]) -> tuple[int, int, int]:
+            tiles = triton.cdiv(cin, meta["BLOCK_I"]) * triton.cdiv(cout, meta["BLOCK_O"])
+            return v, tiles, min(meta["CHUNKS"], triton.cdiv(n, meta["BLOCK_M"]))
+
+        sparse_conv_weight_kernel[grid](
+            features, gradient, neighbours, out, n, cin, cout, v, features.stride(0), gradient.stride(0)
+        )
+    return out
+
+
+def sparse_conv_features_gradient(
+    gradient: torch.Tensor, weight: torch.Tensor, neighbours: torch.Tensor,
+    order: torch.Tensor | None = None, masks: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return the gradient of the features, ``[N, Cin]``: the convolution of the result's with the mirrored weight.
+
+    Args:
+        gradient: ``[N, Cout]``, rows contiguous: the gradient of the result.
+        weight, neighbours, order, masks: as for :func:`sparse_conv`; the map symmetric, as :func:`neighbour_map` makes it.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or layout are not those.
+    """
+    if weight.dim() != 3:
+        raise ValueError(f"expected weight [V, Cin, Cout], got {tuple(weight.shape)}")
+    return sparse_conv(gradient, weight.flip(0).transpose(1, 2), neighbours, order, masks)
+
+
+class SparseConv(torch.autograd.Function):
+    """:func:`sparse_conv` with gradients of features and weight: ``SparseConv.apply(features, weight, neighbours, …)``."""
+
+    @staticmethod
+    def forward(ctx, features, weight, neighbours, order=None, masks=None):
+        if order is None or masks is None:
+            order, masks = sort_rows(neighbours)
+        ctx.save_for_backward(features, weight, neighbours, order, masks)
+        return sparse_conv(features, weight, neighbours, order, masks)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        features, weight, neighbours, order, masks = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        to_features = to_weight = None
+        if ctx.needs_input_grad[0]:
+            to_features = sparse_conv_features_gradient(gradient, weight, neighbours, order, masks)
+        if ctx.needs_input_grad[1]:
+            to_weight = sparse_conv_weight_gradient(features, gradient, neighbours).to(weight.dtype)
+        return to_features, to_weight, None, None, None
+
+
+def sparse_conv_weight_gradient_reference(
+    features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor
+) -> torch.Tensor:
+    """Return what :func:`sparse_conv_weight_gradient` computes, in torch and float32."""
+    padded = torch.cat([features.float(), features.new_zeros((1, features.shape[1])).float()])
+    return torch.stack([padded[column.long()].t() @ gradient.float() for column in neighbours.t()])
+
+
+def sparse_conv_weight_gradient_flops(features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor) -> int:
+    """Return the floating point operations: ``2 Cin Cout`` for every neighbour that is present; reads the map."""
+    return 2 * int((neighbours >= 0).sum()) * features.shape[1] * gradient.shape[1]
+
+
+def sparse_conv_weight_gradient_bytes(features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor) -> int:
+    """Return the least bytes to move: features, gradient and map read once, the float32 result written once."""
+    weight = neighbours.shape[1] * features.shape[1] * gradient.shape[1]
+    return (features.numel() + gradient.numel()) * features.element_size() + (neighbours.numel() + weight) * 4
+
+
+def sparse_conv_weight_gradient_inputs(
+    features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor
+) -> None:
+    """Fill the map in place, as for :func:`sparse_conv`."""
+    fill_map(neighbours)

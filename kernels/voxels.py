@@ -1,0 +1,80 @@
+"""Maps of voxels, in torch: which are neighbours, and in which order a sparse convolution takes them."""
+
+from __future__ import annotations
+
+import torch
+
+
+def neighbour_map(coordinates: torch.Tensor, size: int = 3) -> torch.Tensor:
+    """Return where the neighbours of every voxel are, in torch; nothing waits for the host.
+
+    Args:
+        coordinates: ``[N, 1 + D]`` integers: the number of the sample in a batch, then a position in D dimensions;
+            no voxel twice.
+        size: edge of the kernel, odd.
+
+    Returns:
+        ``[N, size ** D]`` int32: the row of the voxel at each offset, the last dimension fastest, -1 where there is
+        none. It is symmetric: ``map[n, v] == m`` means ``map[m, V - 1 - v] == n``.
+
+    Raises:
+        ValueError: ``coordinates`` are no such integers, or ``size`` is even.
+    """
+    if coordinates.dim() != 2 or coordinates.shape[1] < 2 or coordinates.is_floating_point():
+        raise ValueError(
+            f"expected integer coordinates [N, 1 + D], got {tuple(coordinates.shape)} of {coordinates.dtype}"
+        )
+    if size < 1 or size % 2 == 0:
+        raise ValueError(f"expected an odd size, got {size}")
+    rows, dimensions = coordinates.shape[0], coordinates.shape[1] - 1
+    if not rows:
+        return torch.empty((0, size**dimensions), dtype=torch.int32, device=coordinates.device)
+    radius = size // 2
+    position = coordinates.long() - coordinates.long().amin(0)
+    extent = position.amax(0)[1:] + 1 + 2 * radius  # a margin: what leaves on one side must not come in on the other
+    steps = [torch.ones((), dtype=torch.int64, device=coordinates.device)]
+    for dimension in reversed(range(dimensions)):
+        steps.insert(0, steps[0] * extent[dimension])
+    step = torch.stack(steps)  # [1 + D]
+    key = (position * step).sum(1)
+    keys, order = key.sort()
+    reach = torch.arange(-radius, radius + 1, device=coordinates.device)
+    shifts = torch.cartesian_prod(*[reach] * dimensions).view(-1, dimensions) @ step[1:, None]
+    wanted = key[:, None] + shifts.view(1, -1)
+    at = torch.searchsorted(keys, wanted).clamp(max=rows - 1)
+    return torch.where(keys[at] == wanted, order[at], -1).to(torch.int32)
+
+
+def sort_rows(neighbours: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the order in which tiles take the rows of a neighbour map, in torch: rows with the same neighbours together.
+
+    Args:
+        neighbours: ``[N, V]``, as :func:`neighbour_map` returns it, V at most 62.
+
+    Returns:
+        ``order [N]`` int32, rows by mask; ``masks [N]`` int64 in that order, bit ``v`` for a present neighbour ``v``.
+    """
+    bits = torch.ones((), dtype=torch.int64, device=neighbours.device) << torch.arange(
+        neighbours.shape[1], device=neighbours.device
+    )
+    masks, order = ((neighbours >= 0).long() * bits).sum(1).sort(stable=True)
+    return order.to(torch.int32), masks
+
+
+def fill_map(neighbours: torch.Tensor) -> None:
+    """Fill a neighbour map in place with that of a wavy sheet of voxels, for benchmarks.
+
+    Scanned surfaces are like that: of 27 neighbours about 10 are present. Maps of other widths than 27 get neighbours
+    at random, a third of them present.
+    """
+    n, v = neighbours.shape
+    if v == 27:
+        side = int(max(n, 1) ** 0.5) + 1
+        at = torch.arange(n)
+        x, y = at // side, at % side
+        z = (8 * (torch.sin(x / 20) + torch.cos(y / 15))).round().long()
+        found = neighbour_map(torch.stack([torch.zeros_like(x), x, y, z], 1))
+    else:
+        generator = torch.Generator().manual_seed(0)
+        found = torch.randint(-2 * max(n, 1), max(n, 1), (n, v), generator=generator).clamp(min=-1).int()
+    neighbours.copy_(found)

@@ -1,0 +1,87 @@
+"""What comes with a kernel's wrapper takes the wrapper's arguments: reference, torch, flops, bytes, inputs."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from tcache.replay import KernelRef, load
+
+ROOT = Path(__file__).parents[2]
+SUFFIXES = ("reference", "torch", "flops", "bytes", "inputs")
+
+
+def function(module, name):
+    return load(KernelRef.parse(f"kernels/{module}.py:{name}"), ROOT)
+
+
+def companions():
+    for path in sorted((ROOT / "kernels").glob("*.py")):
+        names = [line[4:].partition("(")[0] for line in path.read_text().splitlines() if line.startswith("def ")]
+        for name in names:
+            wrapper, _, suffix = name.rpartition("_")
+            if suffix in SUFFIXES and wrapper in names:
+                yield pytest.param(path.stem, wrapper, name, id=f"{path.stem}.{name}")
+
+
+@pytest.mark.parametrize(("module", "wrapper", "companion"), list(companions()))
+def test_arguments_are_the_wrappers(module, wrapper, companion):
+    wanted = inspect.signature(function(module, wrapper)).parameters
+    found = inspect.signature(function(module, companion)).parameters
+    assert [(each.name, each.default) for each in found.values()] == [
+        (each.name, each.default) for each in wanted.values()
+    ]
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+I32 = torch.int32
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "arguments", "flops", "moved"),
+    [
+        ("matmul", "matmul", (meta(2, 3), meta(3, 5)), 60, 2 * (6 + 15 + 10)),
+        ("matmul_persistent", "matmul_persistent", (meta(2, 3), meta(3, 5)), 60, 2 * (6 + 15 + 10)),
+        ("matmul_decode", "matmul_decode", (meta(2, 3), meta(3, 5)), 60, 2 * (6 + 15 + 10)),
+        ("linear", "linear", (meta(7, 2, 3), meta(5, 3), meta(5)), 14 * 30 + 70, 2 * (42 + 15 + 70 + 5)),
+        # 4 tokens need 4 of 9 experts at most
+        (
+            "grouped_gemm",
+            "grouped_gemm",
+            (meta(4, 3), meta(9, 3, 5), meta(10, dtype=I32)),
+            120,
+            2 * (12 + 60 + 20) + 40,
+        ),
+        ("moe", "route", (meta(6, 8), 2), 48 * 5, 96 + 6 * 2 * 8),
+        ("moe", "align", (meta(6, 2, dtype=I32), 8), 0, 12 * 12 + 36),
+        ("moe_rows", "gather", (meta(6, 8), meta(12, dtype=I32), 2), 0, 18 * 16 + 48),
+        ("moe_rows", "silu_gate", (meta(6, 8),), 120, 6 * 12 * 2),
+        (
+            *("moe_rows", "combine", (meta(12, 8), meta(6, 2, dtype=I32), meta(6, 2, dtype=torch.float32))),
+            *(12 * 8 * 2, 18 * 16 + 12 * 8),
+        ),
+        (
+            "moe_mlp",
+            "moe_mlp",
+            (meta(4, 8), meta(4, 3), meta(3, 12, 8), meta(3, 8, 6), 2),
+            6 * 8 * 48,
+            2 * (64 + 432) + 24,
+        ),
+    ],
+)
+def test_formulas_read_no_values(module, name, arguments, flops, moved):
+    assert function(module, f"{name}_flops")(*arguments) == flops
+    assert function(module, f"{name}_bytes")(*arguments) == moved
+
+
+def test_a_sparse_convolution_counts_the_neighbours_that_are_there():
+    neighbours = torch.tensor([[-1, 0, 1], [0, 1, -1]], dtype=I32)
+    features, weight = torch.zeros(2, 4), torch.zeros(3, 4, 5)
+    assert function("sparse_conv", "sparse_conv_flops")(features, weight, neighbours) == 2 * 4 * 20
+    assert function("sparse_conv", "sparse_conv_bytes")(features, weight, neighbours) == 4 * (8 + 60 + 10) + 24 + 24
