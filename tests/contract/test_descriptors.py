@@ -22,7 +22,7 @@ MANIFEST = """\
 version: 1
 gpus: [NVIDIA H200]
 kernels:
-  - call: kernels/matmul_persistent.py:matmul_persistent
+  - call: matmuls/matmul_persistent.py:matmul_persistent
     args:
       a: {shape: [M, K], dtype: bfloat16}
       b: {shape: [K, N], dtype: bfloat16, layout: transposed}
@@ -32,9 +32,9 @@ WINNER = 8
 
 
 def test_a_frozen_launch_takes_the_block_of_the_winner(tmp_path, null_gpu, monkeypatch):
-    shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "kernels", tmp_path / "matmuls", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "m.yaml").write_text(MANIFEST)
-    text = "kernels/matmul_persistent.py:"
+    text = "matmuls/matmul_persistent.py:"
     tuner = load(KernelRef.parse(text + "matmul_tma_kernel"), tmp_path)
     configs = [config_key(config) for config in tuner.configs]
     key = {"M": 256, "N": 128, "K": 64, "A_ROWS": True, "B_ROWS": False, "ELEMENT": "torch.bfloat16"}

@@ -19,7 +19,7 @@ def function(module, name):
 
 
 def companions():
-    for path in sorted((ROOT / "kernels").glob("*.py")):
+    for path in sorted((ROOT / "kernels").glob("[!_]*.py")):
         names = [line[4:].partition("(")[0] for line in path.read_text().splitlines() if line.startswith("def ")]
         for name in names:
             wrapper, _, suffix = name.rpartition("_")
