@@ -226,6 +226,7 @@ def _pack(
         include_ir=kinds,
         with_native=not options["no_native"],
         hip_library=options["hip_library"],
+        gpus=[[gpu.name for gpu in gpus] for gpus in selection.gpus],
     )
     return _write(contents, form, output, options)
 

@@ -98,6 +98,7 @@ def collect(
     include_ir: tuple[str, ...] = (),
     with_native: bool = True,
     hip_library: str | None = None,
+    gpus: list[list[str]] | None = None,
 ) -> Contents:
     """Gather everything these launches reference, and nothing else.
 
@@ -109,6 +110,7 @@ def collect(
         include_ir: kinds of intermediate files to include, of :data:`tcache.pack.members.IR`.
         with_native: build and include native helpers.
         hip_library: path of ``libamdhip64.so`` in the service, for AMD targets.
+        gpus: for each manifest the names of the GPUs it was replayed for; None where each was for all.
 
     Raises:
         BundleError: an entry is incomplete or damaged.
@@ -118,7 +120,7 @@ def collect(
     records = best_configs(resolved, stores)
     members += store_members(records)
     members.append(Member("index.json", index_text(resolved)))
-    copies = _manifest_members(manifests)
+    copies = _manifest_members(manifests, gpus)
     members += [member for member, _ in copies]
     helpers = build_helpers(resolved, hip_library) if with_native else Helpers(notes=(_NO_NATIVE,))
     members += helpers.members()
@@ -172,14 +174,18 @@ def _distinct_files(members: list[Member]) -> list[Member]:
     return [found[path] for path in sorted(found)]
 
 
-def _manifest_members(manifests: list[LoadedManifest]) -> list[tuple[Member, dict[str, Any]]]:
+def _manifest_members(
+    manifests: list[LoadedManifest], gpus: list[list[str]] | None
+) -> list[tuple[Member, dict[str, Any]]]:
     """Return the manifests' copies and rows, with everything they include; a ``part`` is replayed through the manifest
     that includes it.
 
     Paths are kept relative to the project, or without one to the folder that all manifests lie under: neither where
     the checkout is nor where ``pack`` ran is part of a bundle.
     """
-    whole = {manifest.path.resolve() for manifest in manifests}
+    whole: dict[Path, set[str]] = {manifest.path.resolve(): set() for manifest in manifests}
+    for manifest, names in zip(manifests, gpus or [], strict=gpus is not None):
+        whole[manifest.path.resolve()] |= set(names)
     paths = {path.resolve() for manifest in manifests for path in manifest.files()}
     roots = {project_root(path.parent) for path in whole}
     root = roots.pop() if len(roots) == 1 else None
@@ -190,5 +196,6 @@ def _manifest_members(manifests: list[LoadedManifest]) -> list[tuple[Member, dic
         file = f"manifests/{sha256_bytes(data)[:8]}-{path.name}"
         relative = path.relative_to(root).as_posix() if path.is_relative_to(root) else None
         row: dict[str, Any] = {"file": file, "path": relative}
-        found.append((Member(file, data), row if path in whole else {**row, "part": True}))
+        more = {"part": True} if path not in whole else {"gpus": sorted(whole[path])} if gpus is not None else {}
+        found.append((Member(file, data), row | more))
     return found

@@ -69,6 +69,7 @@ def test_only_the_door_imports_triton():
 LAYERS = [
     ["cli"],
     ["verify", "pack", "diff"],
+    ["proof"],
     ["warmup", "project", "supervise", "tuneworker", "generalize"],
     ["resolve"],
     ["replay"],
