@@ -62,9 +62,11 @@ def wanted():
 
 
 def pip(*args):
+    """Run pip, which shall not take what lies on this process's own path for installed."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, args)],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, f"pip {args}:\n{done.stdout}\n{done.stderr}"
 
