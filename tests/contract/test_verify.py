@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -262,3 +263,38 @@ def test_each_manifest_is_replayed_for_its_own_gpus(project):
     assert found["proven"]
     assert found["launches"] == found["hits"] == found["direct"] == 3
     assert found["differences"] == found["notes"] == []
+
+
+LOOK = """
+import json, sys, threading
+from tcache import forking
+from tcache.bundle import Bundle
+forking.cores = lambda: 2
+if sys.argv[2] == "threads":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+print(json.dumps(Bundle(sys.argv[1]).problems()))
+"""
+
+
+def test_every_damaged_file_of_very_many_is_found(project, monkeypatch):
+    """On however many cores they are looked at."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.setattr("bundle.ENTRIES", 700)
+    import bundle as benchmark
+
+    root = project / "bundle"
+    (root / "big.bin").write_bytes(bytes(1 << 20))
+    benchmark.multiply(root)
+    (root / "big.bin").write_bytes(bytes(1 << 20).replace(b"\0", b"\1", 1))
+    entries = sorted((root / "entries").iterdir())
+    for entry in (entries[0], entries[349], entries[699]):
+        path = next(entry.glob("*.cubin"))
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    other = next(entries[100].glob("*.json"))
+    other.write_text(other.read_text().replace('"num_warps"', '"num_wraps"'))
+    for how in ("processes", "threads"):
+        command = [sys.executable, "-W", "error", "-c", LOOK, str(root), how]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        damaged = [entries[0], entries[100], entries[349], entries[699], root]
+        assert sorted(Path(row.split(":")[0]).parent for row in found) == sorted(damaged)
+        assert all("digest differs" in row for row in found)

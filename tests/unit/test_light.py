@@ -94,7 +94,7 @@ LAYERS = [
     ["keys"],
     ["_triton"],
     ["rows"],
-    ["_fs", "_binary"],
+    ["_fs", "_binary", "forking"],
     ["errors"],
     ["naming", "startup", "_site"],
 ]
