@@ -34,6 +34,7 @@ class Report:
         entries: distinct entries read.
         direct: those of them that launches were also led to by the index alone, without Triton's key.
         misses: ``{"where", "launch", "why"}`` for every launch that did not hit, or not on every way it may take.
+        captured: entries that recordings captured: they were looked at, since their launches cannot be replayed.
         problems: files that are damaged or not trusted.
         differences: what ``index.json`` says otherwise than the replay of the manifests it was packed from.
         notes: what a reader should know, such as a bundle without native helpers.
@@ -46,6 +47,7 @@ class Report:
     hits: int = 0
     entries: int = 0
     direct: int = 0
+    captured: int = 0
     misses: list[dict[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
@@ -55,7 +57,7 @@ class Report:
 
     @property
     def proven(self) -> bool:
-        return self.launches > 0 and not (self.misses or self.problems or self.differences)
+        return self.launches + self.captured > 0 and not (self.misses or self.problems or self.differences)
 
 
 def verify(path: Path, manifests: list[Path], root: Path) -> Report:
@@ -170,9 +172,12 @@ def _compare_entries(report: Report, bundle: Bundle) -> None:
     try:
         index = bundle.index()
         described = {entry for entry, _ in index.kernels()}
+        report.captured = sum(index.fact(entry).get("captured") is True for entry in described)
         launched = {(row["gpu"], row["entry"]) for row in index.launches}
     except (BundleError, KeyError, TypeError):
         return  # reported as damaged
+    if report.captured:
+        report.notes.append(f"{report.captured} captured entries are intact; their launches cannot be replayed")
     packed, gpus = bundle.entries, {gpu["name"] for gpu in bundle.gpus}
     report.differences += [f"index.json does not describe entry {entry}" for entry in sorted(packed - described)]
     report.differences += [

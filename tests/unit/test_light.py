@@ -78,7 +78,7 @@ LAYERS = [
     ["prebaked", "tuning"],
     ["lookup"],
     ["compile"],
-    ["overlay"],
+    ["overlay", "capture"],
     ["explain"],
     ["active", "decide"],
     ["contend", "journal", "counters", "isolation", "snippet", "differences"],
