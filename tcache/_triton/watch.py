@@ -284,6 +284,9 @@ def _watching_binder(function: Any) -> tuple[Any, ...]:
     return (_watch(function, found[0]), *found[1:]) if _sink is not None else found
 
 
+_watching_binder.__name__ = "create_binder"  # what a pickled JITFunction names: torch's workers send theirs back
+
+
 def _watch(function: Any, kernels: dict[Any, Any]) -> _Watched:
     last = function.__dict__.get("_tcache_last")
     return _Watched(kernels, None) if last is None else _WatchedByShape(kernels, last)

@@ -25,11 +25,11 @@ pytest.importorskip("torch._inductor.runtime.compile_tasks")
 PROGRAM = '''\
 """Compile what Inductor would generate, the way its workers do."""
 
-import functools, json, sys
+import functools, json, os, sys
 
 import torch
 import triton
-from torch._inductor.async_compile import _load_triton_kernel_from_source
+from torch._inductor.async_compile import AsyncCompile, _load_triton_kernel_from_source
 from torch._inductor.runtime import compile_tasks, triton_helpers
 
 SOURCE = """
@@ -57,22 +57,38 @@ def triton_poi_fused_sin_0(out_ptr0, in_ptr0, xnumel, XBLOCK : tl.constexpr):
     tmp1 = tl_math.sin(tmp0)
     tl.store(out_ptr0 + (x0), tmp1, xmask)
 """
-triton_helpers.set_driver_to_gpu = lambda: None  # there is no GPU to compile for: the kernel names its target
-events = []
-before = triton.knobs.compilation.listener
 
 
-def listen(**event):
-    events.append(event["cache_hit"])
-    if before is not None:
-        before(**event)
+def load(source):
+    triton_helpers.set_driver_to_gpu = lambda: None  # there is no GPU to compile for: the kernel names its target
+    return _load_triton_kernel_from_source("triton_poi_fused_sin_0", source)
 
 
-triton.knobs.compilation.listener = listen
-source = SOURCE.replace("HINT", sys.argv[1]).replace("sin(", sys.argv[2] + "(")
-load = functools.partial(_load_triton_kernel_from_source, "triton_poi_fused_sin_0", source)
-kernel, _ = compile_tasks._worker_compile_triton(load, {}, {})
-print(json.dumps([events, sorted(result.kernel.hash for result in kernel.compile_results)]))
+def main(size, function, workers):
+    events = []
+    before = triton.knobs.compilation.listener
+
+    def listen(**event):
+        events.append(event["cache_hit"])
+        if before is not None:
+            before(**event)
+
+    triton.knobs.compilation.listener = listen
+    source = SOURCE.replace("HINT", size).replace("sin(", function + "(")
+    if workers == "0":
+        kernel, _ = compile_tasks._worker_compile_triton(functools.partial(load, source), {}, {})
+    else:  # as AsyncCompile.triton does
+        import program
+
+        pool = AsyncCompile.process_pool()
+        job = pool.submit(compile_tasks._worker_compile_triton, functools.partial(program.load, source), {}, {})
+        kernel, _ = job.result()
+        assert not events, "it was compiled in another process"
+    print(json.dumps([events, sorted(result.kernel.hash for result in kernel.compile_results)]), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
 '''
 MANIFEST = """\
 version: 1
@@ -82,11 +98,13 @@ kernels:
 """
 
 
-def program(root, size=4096, function="sin", code=0, inductor="inductor", wrap=(), **env):
+def program(root, size=4096, function="sin", workers=0, code=0, inductor="inductor", wrap=(), **env):
     """Run the program as torch does: Triton's cache is below Inductor's own directory."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TCACHE_", "TRITON_"))}
     environment |= {"TORCHINDUCTOR_CACHE_DIR": str(root / inductor), "HOME": str(root / "home"), **env}
-    command = [sys.executable, *wrap, "program.py", str(size), function]
+    if workers:
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(workers)
+    command = [sys.executable, *wrap, "program.py", str(size), function, str(workers)]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     return done.stderr if code else json.loads(done.stdout.splitlines()[0])
@@ -128,6 +146,22 @@ def copied(recorded, tmp_path):
 
 def rows(root):
     return [json.loads(line) for line in (root / "serve.launches.json").read_text().splitlines()]
+
+
+def test_what_torchs_worker_processes_compile_is_captured_and_hits_there(copied):
+    """By default Inductor compiles in processes of its own, which it starts and forks itself."""
+    before = rows(copied)
+    _, hashes = record(copied, 8192, "cos", workers=2, inductor="of-workers")
+    found = [row for row in rows(copied) if row not in before]
+    assert len(found) == len(hashes) > 1
+    assert all("captured" in row for row in found)
+    assert all(row["gpus"] == [] for row in found)
+    bundle_project.run(copied, "pack", "m.yaml", "--include-captured", "-o", "bundle", "--force")
+    assert frozen(copied, 8192, "cos", workers=2)[1] == hashes
+    assert not list((copied / "elsewhere").rglob("*.cubin"))
+    error = frozen(copied, 8192, "exp", workers=2, code=1)
+    assert "tcache.errors.CacheMiss: " in error
+    assert "triton_poi_fused_exp_0 is not prebaked" in error or "was edited after packing" in error
 
 
 def test_every_config_is_captured_beside_the_recording(recorded):
