@@ -17,18 +17,14 @@ import hashlib
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from tcache._binary import entry_problem, needed_glibc
 from tcache.environment import Accepted, Environment, Rejected, compatible, environment_fields, libc, library_tag
 from tcache.errors import BundleError
+from tcache.forking import cores, spread
 from tcache.head import MANIFEST, SCHEMA, Helper, read_head
 from tcache.index import Index
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "SCHEMA",
@@ -129,6 +125,10 @@ class Bundle:
         problem = entry_problem(key, contents)
         return None if problem is None else Rejected(f"{self.root / 'entries' / key}: {problem}")
 
+    def _problem(self, name: str) -> Rejected | None:
+        data = self.read(name)
+        return data if isinstance(data, Rejected) else None
+
     def check(self, name: str) -> Accepted | Rejected:
         """Compare a file with the size and digest in ``bundle.json``; the answer holds while the file is unchanged."""
         stamp = self._stamp(name)
@@ -222,23 +222,28 @@ class Bundle:
     def problems(self) -> list[str]:
         """Look at every file of the bundle; return what is wrong, empty when it is intact."""
         groups = self._groups()
-        grouped = {name for names in groups.values() for name in names.values()}
-        wanted: list[tuple[int, Callable[[], object]]] = [
-            (sum(self.files[name][0] for name in names.values()), partial(self._entry_problem, key, names))
-            for key, names in sorted(groups.items())
-        ]
-        wanted += [(self.files[name][0], partial(self.read, name)) for name in sorted(self.files.keys() - grouped)]
-        # hashing runs outside the GIL, but for a small file a thread costs more than it gains
-        with ThreadPoolExecutor(max_workers=min(16, _cores())) as pool:
-            large = [pool.submit(look) for size, look in wanted if size >= _SMALL]
-            rows = [look() for size, look in wanted if size < _SMALL] + [future.result() for future in large]
-        found = [row.reason for row in rows if isinstance(row, Rejected)]
+        large = {name for name, (size, _) in self.files.items() if size >= _SMALL}
+        slow = {key for key, names in groups.items() if not large.isdisjoint(names.values())} if large else set()
+        apart = self.files.keys() - {name for names in groups.values() for name in names.values()}
+        many: list[tuple[str, dict[str, str]]] = sorted((key, groups[key]) for key in groups.keys() - slow)
+        few: list[tuple[str, dict[str, str]]] = sorted((key, groups[key]) for key in slow)
+
+        def rest() -> list[str]:
+            # hashing runs outside the GIL, but for a small file a thread costs more than it gains
+            with ThreadPoolExecutor(max_workers=min(16, cores())) as pool:
+                waiting = [pool.submit(self._entry_problem, *group) for group in few]
+                waiting += [pool.submit(self._problem, name) for name in sorted(apart & large)]
+                rows = [self._problem(name) for name in sorted(apart - large)]
+                rows += [future.result() for future in waiting]
+            return _reasons(rows)
+
+        found = spread(lambda part: _reasons([self._entry_problem(*group) for group in part]), many, rest)
         found += [row.reason for helper in self.helpers if isinstance(row := self._trusted(helper.path), Rejected)]
         return list(dict.fromkeys(found))
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _reasons(rows: list[Rejected | None]) -> list[str]:
+    return [row.reason for row in rows if row is not None]
 
 
 def _loadable(where: str, needed: tuple[int, int], here: str) -> Accepted | Rejected:

@@ -164,7 +164,10 @@ def _coverage(kernel: str, near: _Near | None) -> tuple[str, list[str]]:
     """Return the manifest lines that cover the launch under way, and the same with an introduction."""
     launch = launch_in_progress()
     if launch is None:
-        return "", ["the launch cannot be spelled out: `tcache record` writes what a running program launches"]
+        return "", [
+            "the launch cannot be spelled out: `tcache record` writes what a running program launches",
+            "of kernels that torch.compile generates it keeps the entries: pack those with --include-captured",
+        ]
     module, _, qualname = kernel.rpartition(":")
     ref = kernel if module != "__main__" else f"{Path(launch.function.fn.__code__.co_filename).name}:{qualname}"
     wrapper = None

@@ -45,8 +45,8 @@ class Head:
         environment: what it was packed for.
         targets: compile targets, such as ``cuda:90:32``.
         gpus: the GPUs it was packed for, as the fields of :class:`tcache.keys.gpu.GPU`.
-        manifests: copies of the manifests: ``file`` in the bundle, ``path`` in the project or None, and whether it is
-            only a ``part`` that another includes.
+        manifests: copies of the manifests: ``file`` in the bundle, ``path`` in the project or None, whether it is
+            only a ``part`` that another includes, and the names of the ``gpus`` it was replayed for, None for all.
         helpers: native helpers.
         files: name -> size and SHA-256 of every file.
         notes: what a reader should know.
@@ -119,7 +119,11 @@ def _file_rows(rows: dict[str, Any]) -> dict[str, tuple[int, str]]:
 def _manifest_row(row: dict[str, Any], files: dict[str, tuple[int, str]]) -> dict[str, Any]:
     if row["file"] not in files:
         raise ValueError("a manifest is not among the files")
-    return {"file": _inside(row["file"]), "path": row["path"] and _inside(row["path"]), "part": bool(row.get("part"))}
+    gpus = row.get("gpus")
+    if gpus is not None and not (isinstance(gpus, list) and all(isinstance(name, str) for name in gpus)):
+        raise TypeError(f"manifests: gpus is {gpus!r}")
+    path = row["path"] and _inside(row["path"])
+    return {"file": _inside(row["file"]), "path": path, "part": bool(row.get("part")), "gpus": gpus}
 
 
 def _helper_row(row: dict[str, Any]) -> Helper:

@@ -25,9 +25,10 @@ from tcache.errors import BundleError
 from tcache.keys.source import constants_read, source_identity
 
 if TYPE_CHECKING:
+    from tcache._triton.distribution import Distribution
     from tcache.bundle import Bundle
 
-__all__ = ["Prebaked", "digest_of", "prebaked"]
+__all__ = ["Prebaked", "digest_of", "not_usable", "prebaked"]
 
 
 def digest_of(facts: dict[str, Any], target: str) -> str:
@@ -162,15 +163,22 @@ class Prebaked:
                 self._variables = key_environment()
                 self._indexes = []
                 for bundle in self._settings.bundles:
-                    packed = bundle.environment.distribution
-                    problem = here.problem
-                    if problem is None and packed and packed != here.digest:
-                        problem = "packed with another build of this Triton release"
-                    if problem is not None:
-                        self._settings.notice(f"tcache: {bundle.root}: first launches take Triton's way: {problem}")
-                    elif packed:
+                    problem = not_usable(bundle, here)
+                    if problem is None:
                         self._indexes.append((bundle, _by_name(bundle)))
+                    elif bundle.environment.distribution:
+                        self._settings.notice(f"tcache: {bundle.root}: first launches take Triton's way: {problem}")
         return self._indexes
+
+
+def not_usable(bundle: Bundle, here: Distribution) -> str | None:
+    """Return why no launch may be answered by a bundle's index, None where its direct rows hold for this Triton."""
+    packed = bundle.environment.distribution
+    if here.problem is not None:
+        return here.problem
+    if not packed:
+        return "it does not say which build of Triton it was packed with"
+    return None if packed == here.digest else "packed with another build of this Triton release"
 
 
 def _by_name(bundle: Bundle) -> dict[str, list[str]]:

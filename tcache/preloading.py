@@ -124,7 +124,7 @@ def _wanted(
             ):
                 continue
             facts = index.fact(entry)
-            if facts["target"] == target:
+            if facts["target"] == target and not facts.get("captured"):  # who generated it also loads it
                 seen.add(entry)
                 yield bundle, kernel, entry, facts
 

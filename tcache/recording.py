@@ -19,6 +19,7 @@ from tcache import startup
 from tcache._triton import release, watch
 from tcache._triton.kernels import jit_of
 from tcache._triton.values import Indescribable, describe
+from tcache.capture import capture, captured_folder
 from tcache.errors import UsageError
 from tcache.keys.source import source_identity
 from tcache.lookup import current_gpu, named_arguments, shape_of
@@ -128,8 +129,10 @@ class Recorder:
         if problem is not None:
             row["problem"] = problem
         row["source"] = self._source(function)
+        if sight.files:
+            self._capture(sight, row)
         row["grid"] = list(sight.grid) if sight.grid is not None else None
-        gpu = self._gpu()
+        gpu = self._gpu() if not sight.foreign or _uses_gpu() else None
         row["gpus"] = [gpu] if gpu is not None else []
         row["shape"] = None
         if sight.tuner is not None:
@@ -138,6 +141,16 @@ class Recorder:
         row["specialization"], row["options"], row["config"] = _without_config(sight)
         row["id"] = identity(row)
         return row
+
+    def _capture(self, sight: Sight, row: dict[str, Any]) -> None:
+        """Keep what others compiled: it is the entry or nothing, since its launch cannot be replayed."""
+        assert sight.compilation is not None
+        try:
+            row["captured"] = capture(
+                sight.compilation, sight.files, row["source"], captured_folder(self.path)
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            _log.warning("tcache: the entry of %s is not captured: %s", row["kernel"], error)
 
     def _source(self, function: Any) -> str | None:
         key = id(function)  # looking at a function's hash would compute it
@@ -204,6 +217,12 @@ def _known(path: Path) -> set[tuple[str, ...]]:
 
 
 _recorder: Recorder | None = None
+
+
+def _uses_gpu() -> bool:
+    """Return whether this process has set up CUDA: one that only compiles shall not be made to."""
+    torch = sys.modules.get("torch")
+    return torch is None or bool(torch.cuda.is_initialized())
 
 
 def _origin(function: Any) -> str:

@@ -202,7 +202,7 @@ def _resolve_launch(
             key = sys.intern(config_key(config)) if config is not None else None
             yield Resolved(
                 gpu, sys.intern(kernel), choice.shape, key, choice.tuned, notice, compilation, launch.where, launch.ref,
-                choice.space, _agrees(compilation, specialize(function, launch.args, kwargs)), choice.tuning,
+                choice.space, _agrees(function, compilation, specialize(function, launch.args, kwargs)), choice.tuning,
             )  # fmt: skip
     except TcacheError:
         raise
@@ -213,6 +213,9 @@ def _resolve_launch(
         ) from error
 
 
-def _agrees(compilation: Compilation, made: Specialized | None) -> bool:
-    """Return whether tcache's own specialization of a launch is what Triton's binder made of it."""
-    return made is not None and made.facts() == specialization_of(compilation)
+def _agrees(function: Any, compilation: Compilation, made: Specialized | None) -> bool:
+    """Return whether tcache's own specialization of a launch is what Triton's binder made of it.
+
+    A kernel that runs hooks before each launch goes Triton's way.
+    """
+    return made is not None and not function.pre_run_hooks and made.facts() == specialization_of(compilation)

@@ -28,14 +28,18 @@ def text_of(row: dict[str, Any]) -> str:
 
 
 def identity(row: dict[str, Any]) -> str:
-    """Return what two launches share that need one entry on every GPU: kernel, shape key, specialization, options.
+    """Return what two launches share that need one entry on every GPU: kernel, shape key, specialization, options; and
+    the entry itself where it was captured.
 
     A launch that missed before it was bound has no specialization and goes by its arguments.
     """
     names = ("kernel", "shape", "specialization", "options")
     if row.get("specialization") is None:
         names = ("kernel", "shape", "args", "kwargs")
-    return hashlib.sha256(text_of({name: row.get(name) for name in names}).encode()).hexdigest()[:16]
+    found = {name: row.get(name) for name in names}
+    if "captured" in row:
+        found["entry"] = row["captured"]["entry"]
+    return hashlib.sha256(text_of(found).encode()).hexdigest()[:16]
 
 
 class Appender:

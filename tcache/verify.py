@@ -1,25 +1,24 @@
 """Prove a bundle: replay its manifests in a fresh process, frozen, from another directory, with no other cache.
 
-The parent moves a copy of the bundle, starts the child below with an environment in which only that copy can answer,
-and reads its report. The child replays every case under the stub driver through the very code a service runs.
+A copy of the bundle is moved, and a process started (:mod:`tcache.proof`) in whose environment only that copy can
+answer. What it read is then compared with what ``index.json`` says was packed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tcache.archives import opened
 from tcache.bundle import Bundle, Rejected
-from tcache.errors import BundleError, CacheMiss, KernelError, OutputError, TcacheError
+from tcache.errors import BundleError, OutputError, TcacheError
 from tcache.project import project_root
 
 __all__ = ["Report", "verify"]
@@ -33,25 +32,32 @@ class Report:
         launches: launches replayed.
         hits: launches that found their best config, their entry and their native helpers in the bundle.
         entries: distinct entries read.
-        misses: ``{"where", "launch", "why"}`` for every launch that did not.
+        direct: those of them that launches were also led to by the index alone, without Triton's key.
+        misses: ``{"where", "launch", "why"}`` for every launch that did not hit, or not on every way it may take.
+        captured: entries that recordings captured: they were looked at, since their launches cannot be replayed.
         problems: files that are damaged or not trusted.
+        differences: what ``index.json`` says otherwise than the replay of the manifests it was packed from.
         notes: what a reader should know, such as a bundle without native helpers.
-        unreplayed: launches of the bundle's index that no replay made, as ``{"gpu", "ref", "shape", "entry"}``.
+        unreplayed: launches of the bundle's index that no replay made, as ``{"gpu", "ref", "shape", "config",
+            "entry"}``.
         unindexed: launches that were replayed and hit, and that the index does not know, likewise.
     """
 
     launches: int = 0
     hits: int = 0
     entries: int = 0
+    direct: int = 0
+    captured: int = 0
     misses: list[dict[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unreplayed: list[dict[str, Any]] = field(default_factory=list)
     unindexed: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def proven(self) -> bool:
-        return self.launches > 0 and not self.misses and not self.problems
+        return self.launches + self.captured > 0 and not (self.misses or self.problems or self.differences)
 
 
 def verify(path: Path, manifests: list[Path], root: Path) -> Report:
@@ -76,7 +82,7 @@ def verify(path: Path, manifests: list[Path], root: Path) -> Report:
 def _verify(path: Path, manifests: list[Path], root: Path) -> Report:
     bundle = Bundle(path)
     report = Report(problems=bundle.problems(), notes=list(bundle.notes))
-    chosen = manifests or _packed_manifests(bundle, root)
+    chosen = [(path, None) for path in manifests] or _packed_manifests(bundle, root)
     with tempfile.TemporaryDirectory(prefix="tcache-verify-", dir=_scratch()) as scratch:
         moved = Path(scratch, "elsewhere")
         try:
@@ -86,10 +92,11 @@ def _verify(path: Path, manifests: list[Path], root: Path) -> Report:
         empty = Path(scratch, "empty")
         empty.mkdir(mode=0o555)
         for gpu in bundle.gpus:
-            request = {"gpu": gpu, "manifests": [str(manifest.resolve()) for manifest in chosen]}
-            found = _child(request, moved, empty)
+            wanted = [str(manifest.resolve()) for manifest, gpus in chosen if gpus is None or gpu["name"] in gpus]
+            found = _child({"gpu": gpu, "manifests": wanted}, moved, empty)
             _merge(report, found)
-            _compare(report, bundle, gpu["name"], found["replayed"])
+            _compare(report, bundle, gpu["name"], found["replayed"], own=not manifests)
+        _compare_entries(report, bundle)
     return report
 
 
@@ -113,26 +120,77 @@ def _scratch() -> str | None:
     )
 
 
-def _compare(report: Report, bundle: Bundle, gpu: str, replayed: list[dict[str, Any]]) -> None:
-    """Compare what was replayed on a GPU with the launches that the index says were packed for it."""
+_FIELDS = ("ref", "shape", "config", "entry")
+
+
+def _compare(report: Report, bundle: Bundle, gpu: str, replayed: list[dict[str, Any]], *, own: bool) -> None:
+    """Compare what was replayed on a GPU with the launches that the index says were packed for it.
+
+    Other manifests than those it was packed from may well make other launches; of those only notes are made.
+    """
     try:
-        packed = [row for row in bundle.index().launches if row["gpu"] == gpu]
+        packed = [{name: row[name] for name in _FIELDS} for row in bundle.index().launches if row["gpu"] == gpu]
     except (BundleError, KeyError, TypeError):
         return  # reported as damaged
-    fields = ("gpu", "ref", "shape", "entry")
-    made = {(row["shape"], row["entry"]) for row in replayed}
-    known = {(row["shape"], row["entry"]) for row in packed}
-    unreplayed = [{name: row[name] for name in fields} for row in packed if (row["shape"], row["entry"]) not in made]
-    unindexed = [{"gpu": gpu, **row} for row in replayed if (row["shape"], row["entry"]) not in known]
-    report.unreplayed += unreplayed
-    report.unindexed += unindexed
+    identity = _FIELDS if own else _FIELDS[1:]
+    made = {tuple(row[name] for name in identity) for row in replayed}
+    known = {tuple(row[name] for name in identity) for row in packed}
+    unreplayed = [row for row in packed if tuple(row[name] for name in identity) not in made]
+    unindexed = [row for row in replayed if tuple(row[name] for name in identity) not in known]
+    report.unreplayed += [{"gpu": gpu, **row} for row in unreplayed]
+    report.unindexed += [{"gpu": gpu, **row} for row in unindexed]
+    if own:
+        report.differences += _disagreements(gpu, unreplayed, unindexed)
+        return
     for rows, what in ((unreplayed, "in the index and not replayed"), (unindexed, "replayed and not in the index")):
         if rows:
-            first = f"{rows[0]['ref']} [{rows[0]['shape'] or 'no autotuner'}] -> {rows[0]['entry']}"
-            report.notes.append(f"{len(rows)} launches on {gpu} are {what}, the first: {first}")
+            report.notes.append(f"{len(rows)} launches on {gpu} are {what}, the first: {_shown(rows[0])}")
 
 
-def _packed_manifests(bundle: Bundle, root: Path) -> list[Path]:
+def _disagreements(gpu: str, unreplayed: list[dict[str, Any]], unindexed: list[dict[str, Any]]) -> list[str]:
+    """Say what is wrong with the index: a row that names another entry or config, a row too many, a row missing."""
+    found = []
+    left = list(unreplayed)
+    for row in unindexed:
+        same = next((other for other in left if (other["ref"], other["shape"]) == (row["ref"], row["shape"])), None)
+        if same is None:
+            found.append(f"{gpu}: index.json lacks the launch {_shown(row)}")
+            continue
+        left.remove(same)
+        what = ", ".join(f"{name} {same[name]}, the launch has {row[name]}"
+                         for name in ("config", "entry") if same[name] != row[name])  # fmt: skip
+        found.append(f"{gpu}: index.json says of {row['ref']} [{row['shape'] or 'no autotuner'}]: {what}")
+    return found + [f"{gpu}: index.json has a launch that no manifest makes: {_shown(row)}" for row in left]
+
+
+def _shown(row: dict[str, Any]) -> str:
+    return f"{row['ref']} [{row['shape'] or 'no autotuner'}] -> {row['entry']}"
+
+
+def _compare_entries(report: Report, bundle: Bundle) -> None:
+    """Compare the entries that are packed with those that the index describes, and its launches with both."""
+    try:
+        index = bundle.index()
+        described = {entry for entry, _ in index.kernels()}
+        report.captured = sum(index.fact(entry).get("captured") is True for entry in described)
+        launched = {(row["gpu"], row["entry"]) for row in index.launches}
+    except (BundleError, KeyError, TypeError):
+        return  # reported as damaged
+    if report.captured:
+        report.notes.append(f"{report.captured} captured entries are intact; their launches cannot be replayed")
+    packed, gpus = bundle.entries, {gpu["name"] for gpu in bundle.gpus}
+    report.differences += [f"index.json does not describe entry {entry}" for entry in sorted(packed - described)]
+    report.differences += [
+        f"index.json describes entry {entry}, which is not packed" for entry in sorted(described - packed)
+    ]
+    report.differences += [
+        f"index.json has a launch on {gpu!r}, which the bundle was not packed for: entry {entry}"
+        for gpu, entry in sorted(launched, key=str)
+        if gpu not in gpus
+    ]
+
+
+def _packed_manifests(bundle: Bundle, root: Path) -> list[tuple[Path, list[str] | None]]:
     found = []
     for row in bundle.manifests:
         relative = row.get("path")
@@ -154,7 +212,7 @@ def _packed_manifests(bundle: Bundle, root: Path) -> list[Path]:
                 "pack again, or give the manifest as a further argument to verify against the new one",
             )
         if not row["part"]:
-            found.append(root / relative)
+            found.append((root / relative, row["gpus"]))
     return found
 
 
@@ -173,7 +231,7 @@ def _child(request: dict[str, Any], moved: Path, empty: Path) -> dict[str, Any]:
     }
     # the child imports what this process could import, whatever its working directory
     environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
-    command = [sys.executable, "-c", "from tcache.verify import child; child()"]
+    command = [sys.executable, "-c", "from tcache.proof import child; child()"]
     done = subprocess.run(
         command, input=json.dumps(request), env=environment, cwd=empty, capture_output=True, text=True, check=False
     )
@@ -191,119 +249,7 @@ def _child(request: dict[str, Any], moved: Path, empty: Path) -> dict[str, Any]:
 def _merge(report: Report, found: dict[str, Any]) -> None:
     report.launches += found["launches"]
     report.hits += found["hits"]
-    report.entries += found["entries"]
+    report.entries += len({row["entry"] for row in found["replayed"]})
+    report.direct += len(found["direct"])
     report.misses += found["misses"]
     report.notes += [note for note in found["notes"] if note not in report.notes]
-
-
-def child() -> None:
-    """Replay what standard input asks for and print a report: the fresh process of :func:`verify`."""
-    request = json.load(sys.stdin)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what kernel files print is no answer
-    answer: dict[str, Any]
-    try:
-        report = _replay(request)
-    except TcacheError as error:
-        answer = {"error": error.message, "hint": error.hint}
-    else:
-        answer = {**asdict(report[0]), "replayed": report[1]}
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
-
-
-def _replay(request: dict[str, Any]) -> tuple[Report, list[dict[str, Any]]]:
-    from tcache._triton.cache import compile_events
-    from tcache.active import active
-    from tcache.adopting import adopt
-    from tcache.keys.gpu import GPU
-    from tcache.manifest import load_manifest
-    from tcache.replay import launches, machine
-
-    gpu = GPU(**request["gpu"])
-    report = Report()
-    settings = active()
-    if not settings.bundles:
-        reason = settings.skipped[0].reason
-        raise BundleError(
-            f"the bundle cannot serve this process: {reason}", "verify with the Triton and Python it was packed for"
-        )
-    replayed: dict[tuple[str | None, str], dict[str, Any]] = {}
-    compiled: list[str] = []
-    adopted: set[str] = set()
-    with (
-        machine(gpu),
-        compile_events(lambda name, hit: None if hit else compiled.append(name)),
-    ):
-        for manifest in request["manifests"]:
-            for case in load_manifest(Path(manifest)).cases(gpu.name):
-                for launch in launches(case):
-                    report.launches += 1
-                    with contextlib.suppress(KernelError):  # nothing autotuned, or not by triton.autotune
-                        adopted |= {*adopt(launch.kernel)} if not _served(launch.kernel) else set()
-                    why = _launch(launch, settings.bundles[0], replayed)
-                    if why is None and compiled:
-                        why = f"compiled {', '.join(compiled)}"
-                    compiled.clear()
-                    if why is None:
-                        report.hits += 1
-                    else:
-                        report.misses.append({"where": launch.where, "launch": str(case), "why": why})
-    report.entries = len({entry for _, entry in replayed})
-    if adopted:
-        names = ", ".join(sorted(adopted)[:3]) + (", …" if len(adopted) > 3 else "")
-        report.notes.append(f"{len(adopted)} kernels are tuned by others and hit after tcache.adopt only: {names}")
-    return report, list(replayed.values())
-
-
-def _served(kernel: Any) -> bool:
-    """Return whether the kernel's winners come from the bundle without ``tcache.adopt``."""
-    from tcache._triton.kernels import Heuristics
-    from tcache.autotuner import Autotuner
-
-    while isinstance(kernel, Heuristics):
-        kernel = kernel.fn
-    return isinstance(kernel, Autotuner)
-
-
-def _shape(launch: Any) -> str | None:
-    """Return a launch's shape key as text, None for a kernel without a choice of configs."""
-    from tcache._triton.kernels import through_decorators
-    from tcache.lookup import named_arguments, shape_of
-
-    found = []
-
-    def choose(autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        found.append(str(shape_of(autotuner, named_arguments(autotuner, args, kwargs))))
-        return []
-
-    for _ in through_decorators(launch.kernel, launch.args, launch.kwargs, choose):
-        pass
-    return found[0] if found else None
-
-
-def _launch(launch: Any, bundle: Bundle, replayed: dict[tuple[str | None, str], dict[str, Any]]) -> str | None:
-    """Go through one launch up to the point where a GPU is needed; return why it missed, None for a hit."""
-    from tcache._triton.native import helper_sources
-
-    try:
-        kernel = launch.kernel.run(*launch.args, grid=(1, 1, 1), warmup=True, **launch.kwargs)
-    except CacheMiss as miss:
-        return str(miss)
-    except TcacheError as error:
-        return error.message
-    except Exception as error:
-        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    found = {Path(file).parent.name for file in kernel.metadata_group.values()}
-    if not found <= bundle.entries:
-        return f"entry {', '.join(sorted(found))} did not come from the bundle"
-    shape = _shape(launch)
-    for entry in found:
-        replayed.setdefault((shape, entry), {"ref": launch.ref, "shape": shape, "entry": entry})
-    for source in helper_sources([kernel], bundle.hip_library):
-        helper = bundle.helper(source=source.digest)
-        if helper is None:
-            return f"native helper {source.name} (source {source.digest[:12]}) is not packed"
-        if isinstance(helper, Rejected):
-            return helper.reason
-    return None

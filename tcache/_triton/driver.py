@@ -14,7 +14,7 @@ from tcache.errors import TcacheError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["StubDriver", "current_device", "current_properties", "current_target", "stub"]
+__all__ = ["NullDriver", "StubDriver", "current_device", "current_properties", "current_target", "stub"]
 
 _devices: dict[tuple[str, int | str, int], int] = {}
 
@@ -92,13 +92,35 @@ class StubDriver(DriverBase):  # type: ignore[misc]  # upstream is untyped
         raise TcacheError(f"kernel {src.name} cannot be launched: there is no GPU, only tcache's stub driver")
 
 
+class _NullUtils(_Utils):
+    """Loads any binary as nothing: no module, so that nothing is unloaded when the kernel goes."""
+
+    def load_binary(self, _name: str, *_: Any) -> Any:
+        return None, 0, 0, 0, 1024  # module, function, registers, spills, threads per block
+
+    def unload_module(self, module: Any) -> None:
+        """Unload nothing."""
+
+
+class NullDriver(StubDriver):
+    """A stub driver on which every launch succeeds and does nothing, so that a launch can be followed to its end."""
+
+    def __init__(self, backend: str, arch: int | str, warp_size: int, properties: dict[str, int] | None = None) -> None:
+        super().__init__(backend, arch, warp_size, properties)
+        self.utils = _NullUtils(properties or {})
+
+    def launcher_cls(self, src: Any, _metadata: Any) -> Any:
+        """Return what takes the place of the C launcher."""
+        return lambda *_: None
+
+
 @contextlib.contextmanager
 def stub(
-    backend: str, arch: int | str, warp_size: int, properties: dict[str, int] | None = None
+    backend: str, arch: int | str, warp_size: int, properties: dict[str, int] | None = None, *, launches: bool = False
 ) -> Iterator[StubDriver]:
-    """Make a :class:`StubDriver` Triton's active driver inside the block."""
+    """Make a :class:`StubDriver` (a :class:`NullDriver` if ``launches``) Triton's active driver inside the block."""
     previous = _driver._active
-    current = StubDriver(backend, arch, warp_size, properties)
+    current = (NullDriver if launches else StubDriver)(backend, arch, warp_size, properties)
     _driver.set_active(current)
     try:
         yield current

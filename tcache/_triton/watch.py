@@ -16,14 +16,14 @@ import inspect
 import logging
 import sys
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
 
 from tcache._triton.kernels import Autotuner, Heuristics, JITFunction, KernelInterface, jit_of
-from tcache._triton.probe import Compilation
+from tcache._triton.probe import Compilation, compile_in_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +47,8 @@ class Sight:
         specialization: what the binder made of the arguments, see ``Compilation.specialization``; None for a launch
             that missed before it was bound.
         options: compile options that were passed or that a config added.
+        compilation: the whole compilation of what is foreign.
+        files: its entry's files once there are any, name -> path.
     """
 
     kernel: Any
@@ -59,6 +61,8 @@ class Sight:
     foreign: bool = False
     specialization: dict[str, Any] | None = None
     options: dict[str, Any] | None = None
+    compilation: Compilation | None = None
+    files: dict[str, str] = field(default_factory=dict)
 
 
 _log = logging.getLogger("tcache")
@@ -143,7 +147,7 @@ _OWN_OPTIONS = ("debug", "instrumentation_mode", "fpsan_homomorphic_casts")
 
 
 def launch_in_progress() -> Sight | None:
-    """Return the launch that the calling frame is part of, bound or not, None outside any."""
+    """Return the launch that the calling frame is part of, bound or not; outside any, the compilation; or None."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _RUN:
@@ -153,7 +157,28 @@ def launch_in_progress() -> Sight | None:
         if isinstance(found.get("self"), KernelInterface) and not warmup:
             return _outermost(jit_of(found["self"]), frame)
         frame = frame.f_back
-    return None
+    compilation = compile_in_progress()
+    return None if compilation is None or not _is_foreign(compilation.source) else _foreign(compilation, {})
+
+
+def _is_foreign(source: Any) -> bool:
+    """Return whether the compilation that the calling frame is part of belongs to no launch of Triton's."""
+    if not isinstance(getattr(source, "fn", None), JITFunction):
+        return False
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == _RUN.co_filename or frame.f_code is Compilation.run.__code__:
+            return False  # a launch, perhaps compiled in a thread of its own; or tcache compiling ahead
+        frame = frame.f_back
+    return True
+
+
+def _foreign(compilation: Compilation, files: dict[str, str]) -> Sight:
+    options = {name: value for name, value in compilation.options.items() if name != "extern_libs"}
+    return Sight(
+        compilation.source.fn, compilation.source.fn, (), {}, foreign=True,
+        specialization=compilation.specialization(), options=options, compilation=compilation, files=files,
+    )  # fmt: skip
 
 
 def _sight(frame: FrameType) -> Sight:
@@ -239,16 +264,12 @@ def _compiled(*, src: Any, cache_hit: bool, **rest: Any) -> None:
     """Listen to ``triton.compile``: what is compiled outside a launch is launched by others, and not seen here."""
     if _listener is not None:
         _listener(src=src, cache_hit=cache_hit, **rest)
-    if _sink is None or not isinstance(getattr(src, "fn", None), JITFunction):
+    if _sink is None or not _is_foreign(src):
         return
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_filename == _RUN.co_filename or frame.f_code is Compilation.run.__code__:
-            return  # a launch, perhaps compiled in a thread of its own; or tcache compiling ahead
-        frame = frame.f_back
-    specialization = Compilation("", "", src, None, {}).specialization()
     try:
-        _sink(Sight(src.fn, src.fn, (), {}, foreign=True, specialization=specialization, options={}))
+        compilation = compile_in_progress()
+        if compilation is not None:
+            _sink(_foreign(compilation, dict(rest.get("metadata_group") or {})))
     except Exception as error:
         _log.warning("tcache: a compilation is not recorded: %s: %s", type(error).__name__, error)
 
@@ -261,6 +282,9 @@ _init_tuner = Autotuner.__init__
 def _watching_binder(function: Any) -> tuple[Any, ...]:
     found: tuple[Any, ...] = _create_binder(function)
     return (_watch(function, found[0]), *found[1:]) if _sink is not None else found
+
+
+_watching_binder.__name__ = "create_binder"  # what a pickled JITFunction names: torch's workers send theirs back
 
 
 def _watch(function: Any, kernels: dict[Any, Any]) -> _Watched:

@@ -90,6 +90,12 @@ FORMS = ("dir", "wheel", "oci", "native")
     help="Comma-separated intermediate files to include, such as ttgir,ptx.",
 )
 @click.option(
+    "--include-captured",
+    is_flag=True,
+    show_envvar=True,
+    help="Include the entries that recordings captured of kernels torch.compile generates.",
+)
+@click.option(
     "--no-native",
     is_flag=True,
     show_envvar=True,
@@ -114,7 +120,7 @@ def command(
     """Copy what MANIFEST references from the Triton cache into a bundle: binaries, metadata, best configs and native
     helpers, each with its digest. Needs no GPU. Several manifests, GPUs and targets go into one bundle.
     """
-    from tcache.pack import missing_entries, plan
+    from tcache.pack import captured_entries, missing_entries, plan
 
     begin = time.perf_counter()
     kinds = _kinds(include_ir)
@@ -124,8 +130,11 @@ def command(
     selection = select(manifests, gpus, target, store, cache_dir)
     resolved, untuned = selection.resolve("error")
     report_untuned(untuned, "run `tcache tune` on the GPU: only winners are packed")
+    if not options["include_captured"]:
+        _tell_captured(selection)
     if dry_run:
-        _show(plan(resolved, selection.stores, kinds), as_json=as_json)
+        captured = captured_entries(selection.manifests, selection.gpus) if options["include_captured"] else []
+        _show(plan(resolved, selection.stores, kinds, captured), as_json=as_json)
         return
     if warmup:
         _warm(resolved, jobs, quiet=as_json)
@@ -134,6 +143,18 @@ def command(
         raise _missing(absent, resolved, manifests, cache_dir)
     packed = _pack(resolved, selection, name, kinds, form, output or Path(), options)
     _report(packed, time.perf_counter() - begin, as_json=as_json)
+
+
+def _tell_captured(selection: Selection) -> None:
+    recordings = [
+        recording for manifest in selection.manifests for part in manifest.everything()
+        for recording in part.recordings.values()
+    ]  # fmt: skip
+    count = len(
+        {launch.captured.entry for recording in recordings for _, launch in recording.launches if launch.captured}
+    )
+    if count:
+        click.echo(f"note: {count} captured entries are left out: pass --include-captured to pack them", err=True)
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -226,6 +247,8 @@ def _pack(
         include_ir=kinds,
         with_native=not options["no_native"],
         hip_library=options["hip_library"],
+        gpus=selection.gpus,
+        include_captured=options["include_captured"],
     )
     return _write(contents, form, output, options)
 

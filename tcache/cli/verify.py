@@ -33,6 +33,8 @@ def command(bundle: Path, manifests: tuple[Path, ...], root: Path, as_json: bool
     else:
         for problem in report.problems:
             click.echo(f"damaged: {problem}", err=True)
+        for difference in report.differences:
+            click.echo(f"differs: {difference}", err=True)
         for miss in report.misses:
             first, *rest = miss["why"].splitlines()
             click.echo(f"miss: {miss['where']}: {miss['launch']}: {first}", err=True)
@@ -42,8 +44,8 @@ def command(bundle: Path, manifests: tuple[Path, ...], root: Path, as_json: bool
             click.echo(f"note: {note}", err=True)
         click.echo(
             f"{'proven' if report.proven else 'NOT proven'}: {report.launches} launches, {report.hits} hits, "
-            f"{len(report.misses)} misses, {report.entries} entries, {len(report.problems)} damaged files, "
-            f"{seconds:.1f} s"
+            f"{len(report.misses)} misses, {report.entries} entries ({report.direct} proven by the index too), "
+            f"{len(report.problems)} damaged files, {len(report.differences)} differences, {seconds:.1f} s"
         )
     if not report.proven:
         raise SystemExit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
@@ -29,6 +29,27 @@ class Specialization(BaseModel):
     attributes: dict[StrictStr, list[StrictStr]]
 
 
+class CapturedFile(BaseModel):
+    """One file of a captured entry."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: StrictInt
+    sha256: StrictStr
+
+
+class Captured(BaseModel):
+    """An entry that was copied beside the recording, see :mod:`tcache.capture`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    entry: Annotated[str, Field(pattern=r"^[A-Z2-7]{52}$")]
+    build: StrictStr = ""
+    arguments: list[StrictStr]
+    facts: dict[StrictStr, Any]
+    files: dict[Annotated[str, Field(pattern=r"^[^/\\\x00]+\.(json|cubin|hsaco)$")], CapturedFile]
+
+
 class RecordedLaunch(BaseModel):
     """One launch of a recorded program.
 
@@ -45,6 +66,7 @@ class RecordedLaunch(BaseModel):
         problem: why it cannot be replayed.
         source: identity of the kernel's source and of what it reads, see :mod:`tcache.keys.source`.
         triton: the release it was recorded under.
+        captured: the entry, of a kernel that others compile and launch.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,6 +87,7 @@ class RecordedLaunch(BaseModel):
     problem: Union[StrictStr, None] = None
     source: Union[StrictStr, None] = None
     triton: StrictStr = ""
+    captured: Union[Captured, None] = None
 
 
 @dataclass(frozen=True)

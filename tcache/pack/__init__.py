@@ -1,5 +1,6 @@
 """Ship only what is referenced: choose the members, then write them as a directory, a wheel, an image or a cache."""
 
+from tcache.pack.captured import captured_entries
 from tcache.pack.contents import Contents, Packed, collect
 from tcache.pack.directory import write_directory
 from tcache.pack.members import IR, missing_entries
@@ -13,6 +14,7 @@ __all__ = [
     "Contents",
     "Packed",
     "Plan",
+    "captured_entries",
     "collect",
     "missing_entries",
     "plan",

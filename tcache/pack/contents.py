@@ -16,6 +16,7 @@ from tcache._triton.ptxas import ptxas_release
 from tcache._triton.spared import recorded
 from tcache.bundle import SCHEMA, Environment, environment_fields
 from tcache.errors import UsageError
+from tcache.pack.captured import CapturedEntry, captured_entries
 from tcache.pack.helpers import Helpers, build_helpers
 from tcache.pack.members import Member, best_configs, distinct, entry_members, index_text, store_members
 from tcache.project import project_root
@@ -23,6 +24,7 @@ from tcache.project import project_root
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tcache.keys.gpu import GPU
     from tcache.manifest import LoadedManifest
     from tcache.resolve import Resolved
     from tcache.store import Record, Store
@@ -62,6 +64,7 @@ class Contents:
         resolved: the launches.
         environment: what must match.
         files: all its files, sorted by path, ``bundle.json`` among them.
+        captured: entries of kernels that others compile and launch, besides those of the launches.
         helpers: the native helpers.
         records: (GPU slug, kernel id) -> the best configs used.
         notes: what its reader should know.
@@ -71,6 +74,7 @@ class Contents:
     resolved: list[Resolved]
     environment: Environment
     files: tuple[Member, ...]
+    captured: tuple[CapturedEntry, ...]
     helpers: Helpers
     records: dict[tuple[str, str], Record]
     notes: tuple[str, ...]
@@ -80,14 +84,20 @@ class Contents:
         """One launch for each entry, sorted by entry."""
         return distinct(self.resolved)
 
+    @property
+    def gpus(self) -> list[GPU]:
+        """The GPUs it is for, sorted by name."""
+        return _gpus(self.resolved, self.captured)
+
     def packed(
         self, path: Path, form: str, files: Iterable[Member], notes: tuple[str, ...] = (), **digests: str
     ) -> Packed:
         """Return the answer of a writer."""
         count = sum(len(member.data) for member in files)
+        entries = len(self.entries) + len(self.captured)
         helpers = len(self.helpers.built)
         every = (*self.notes, *notes)
-        return Packed(path, form, len(self.resolved), len(self.entries), helpers, count, every, digests or None)
+        return Packed(path, form, len(self.resolved), entries, helpers, count, every, digests or None)
 
 
 def collect(
@@ -99,6 +109,8 @@ def collect(
     include_ir: tuple[str, ...] = (),
     with_native: bool = True,
     hip_library: str | None = None,
+    gpus: list[list[GPU]] | None = None,
+    include_captured: bool = False,
 ) -> Contents:
     """Gather everything these launches reference, and nothing else.
 
@@ -110,26 +122,32 @@ def collect(
         include_ir: kinds of intermediate files to include, of :data:`tcache.pack.members.IR`.
         with_native: build and include native helpers.
         hip_library: path of ``libamdhip64.so`` in the service, for AMD targets.
+        gpus: for each manifest the GPUs it was replayed for; None where each was for all.
+        include_captured: include what recordings captured of kernels that others launch; needs ``gpus``.
 
     Raises:
-        BundleError: an entry is incomplete or damaged.
+        BundleError: an entry is incomplete, damaged, or captured under another Triton.
         CompilerMissing: native helpers are wanted and there is no C compiler.
     """
     members = entry_members(resolved, include_ir)
+    captured = _captured(resolved, manifests, gpus) if include_captured and gpus is not None else []
+    members += [member for one in captured for member in one.members()]
     records = best_configs(resolved, stores)
     members += store_members(records)
-    members.append(Member("index.json", index_text(resolved)))
-    copies = _manifest_members(manifests)
+    members.append(Member("index.json", index_text(resolved, {one.entry: one.facts for one in captured})))
+    copies = _manifest_members(manifests, None if gpus is None else [[gpu.name for gpu in some] for some in gpus])
     members += [member for member, _ in copies]
-    helpers = build_helpers(resolved, hip_library) if with_native else Helpers(notes=(_NO_NATIVE,))
+    kernels = [one.kernel() for one in captured]
+    helpers = build_helpers(resolved, hip_library, kernels) if with_native else Helpers(notes=(_NO_NATIVE,))
     members += helpers.members()
-    environment = _environment(resolved)
+    chosen = _gpus(resolved, captured)
+    environment = _environment(chosen)
     head = {
         "schema": SCHEMA,
         "name": name,
         "environment": environment_fields(environment),
-        "gpus": _gpus(resolved),
-        "targets": sorted({str(launch.gpu.target) for launch in resolved}),
+        "gpus": [asdict(gpu) for gpu in chosen],
+        "targets": sorted({str(gpu.target) for gpu in chosen}),
         "manifests": [row for _, row in copies],
         "helpers": [helper.row() for helper in helpers.built],
         "hip_library": helpers.hip_library,
@@ -139,7 +157,7 @@ def collect(
     rows = {member.path: {"size": len(member.data), "sha256": sha256_bytes(member.data)} for member in members}
     text = json.dumps({**head, "files": rows}, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
     files = sorted([*members, Member("bundle.json", text.encode())], key=lambda member: member.path)
-    return Contents(name, resolved, environment, tuple(files), helpers, records, helpers.notes)
+    return Contents(name, resolved, environment, tuple(files), tuple(captured), helpers, records, helpers.notes)
 
 
 _NO_NATIVE = "native helpers are left out: the service needs a C compiler, Python's headers and mode lookup"
@@ -157,8 +175,19 @@ def source_date_epoch() -> int:
     return int(text)
 
 
-def _environment(resolved: list[Resolved]) -> Environment:
-    arches = {launch.gpu.arch for launch in resolved}
+def _captured(resolved: list[Resolved], manifests: list[LoadedManifest], gpus: list[list[GPU]]) -> list[CapturedEntry]:
+    own = {launch.entry for launch in resolved}
+    return [one for one in captured_entries(manifests, gpus) if one.entry not in own]
+
+
+def _gpus(resolved: Iterable[Resolved], captured: Iterable[CapturedEntry]) -> list[GPU]:
+    found = {launch.gpu.name: launch.gpu for launch in resolved}
+    found |= {gpu.name: gpu for one in captured for gpu in one.gpus}
+    return [found[name] for name in sorted(found)]
+
+
+def _environment(gpus: Iterable[GPU]) -> Environment:
+    arches = {gpu.arch for gpu in gpus}
     releases = {found for arch in arches if (found := ptxas_release(arch)) is not None}
     here = distribution()
     return Environment.current(
@@ -170,25 +199,24 @@ def _environment(resolved: list[Resolved]) -> Environment:
     )
 
 
-def _gpus(resolved: list[Resolved]) -> list[dict[str, Any]]:
-    found = {launch.gpu.name: asdict(launch.gpu) for launch in resolved}
-    return [found[name] for name in sorted(found)]
-
-
 def _distinct_files(members: list[Member]) -> list[Member]:
     """Return the members sorted, a file that was named twice once (the same manifest given twice)."""
     found = {member.path: member for member in members}
     return [found[path] for path in sorted(found)]
 
 
-def _manifest_members(manifests: list[LoadedManifest]) -> list[tuple[Member, dict[str, Any]]]:
+def _manifest_members(
+    manifests: list[LoadedManifest], gpus: list[list[str]] | None
+) -> list[tuple[Member, dict[str, Any]]]:
     """Return the manifests' copies and rows, with everything they include; a ``part`` is replayed through the manifest
     that includes it.
 
     Paths are kept relative to the project, or without one to the folder that all manifests lie under: neither where
     the checkout is nor where ``pack`` ran is part of a bundle.
     """
-    whole = {manifest.path.resolve() for manifest in manifests}
+    whole: dict[Path, set[str]] = {manifest.path.resolve(): set() for manifest in manifests}
+    for manifest, names in zip(manifests, gpus or [], strict=gpus is not None):
+        whole[manifest.path.resolve()] |= set(names)
     paths = {path.resolve() for manifest in manifests for path in manifest.files()}
     roots = {project_root(path.parent) for path in whole}
     root = roots.pop() if len(roots) == 1 else None
@@ -199,5 +227,6 @@ def _manifest_members(manifests: list[LoadedManifest]) -> list[tuple[Member, dic
         file = f"manifests/{sha256_bytes(data)[:8]}-{path.name}"
         relative = path.relative_to(root).as_posix() if path.is_relative_to(root) else None
         row: dict[str, Any] = {"file": file, "path": relative}
-        found.append((Member(file, data), row if path in whole else {**row, "part": True}))
+        more = {"part": True} if path not in whole else {"gpus": sorted(whole[path])} if gpus is not None else {}
+        found.append((Member(file, data), row | more))
     return found

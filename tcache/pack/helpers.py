@@ -14,6 +14,8 @@ from tcache.errors import OutputError
 from tcache.pack.members import Member, distinct
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tcache.resolve import Resolved
 
 __all__ = ["Helper", "Helpers", "build_helpers"]
@@ -76,21 +78,22 @@ NO_HIP = (
 )
 
 
-def build_helpers(resolved: list[Resolved], hip_library: str | None) -> Helpers:
+def build_helpers(resolved: list[Resolved], hip_library: str | None, captured: Iterable[Any] = ()) -> Helpers:
     """Build the native helpers these launches need.
 
     Args:
         resolved: the launches; their entries are in the Triton cache.
         hip_library: path of ``libamdhip64.so`` in the service; None for the one Triton finds here.
+        captured: further kernels that need them, as Triton's launchers take them.
 
     Raises:
         CompilerMissing: there is no C compiler.
         TcacheError: it failed.
     """
     chosen = distinct(resolved)
-    hip = any(launch.gpu.backend == "hip" for launch in chosen)
+    kernels = (*(_kernel(launch) for launch in chosen), *captured)
+    hip = any(kernel.metadata.target.backend == "hip" for kernel in kernels)
     library = (hip_library or native.find_hip_library()) if hip else None
-    kernels = tuple(_kernel(launch) for launch in chosen)
     try:
         sources = native.helper_sources(kernels, library)
         paths = native.build(sources, Path(cache_directory(), "tcache-native"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tcache._triton.cache import cache_directory
 from tcache.compile import entry_present
@@ -30,6 +30,7 @@ __all__ = [
     "entry_members",
     "index_text",
     "missing_entries",
+    "relocatable",
     "store_members",
 ]
 
@@ -93,7 +94,8 @@ def entry_members(resolved: Iterable[Resolved], include_ir: tuple[str, ...] = ()
             )
         _check_binary(launch, files)
         for file, path in sorted(files.items()):
-            found.append(Member(f"entries/{launch.entry}/{file}", _relocatable(path, keep_debug=bool(include_ir))))
+            data = relocatable(str(path), launch.entry, file, path.read_bytes(), keep_debug=bool(include_ir))
+            found.append(Member(f"entries/{launch.entry}/{file}", data))
     return found
 
 
@@ -109,20 +111,24 @@ def _check_binary(launch: Resolved, files: dict[str, Path]) -> None:
             raise BundleError(f"{path}: {problem}", "delete the entry's directory and run `tcache warmup` again")
 
 
-def _relocatable(path: Path, *, keep_debug: bool) -> bytes:
-    data = path.read_bytes()
-    if path.suffix == ".json":
+def relocatable(where: str, entry: str, file: str, data: bytes, *, keep_debug: bool = False) -> bytes:
+    """Return one file of an entry without what only holds where it was made.
+
+    Raises:
+        BundleError: its metadata is no JSON; ``where`` says which.
+    """
+    if file.endswith(".json"):
         try:
             metadata = json.loads(data)
         except ValueError as error:
             raise BundleError(
-                f"{path}: corrupt, expected JSON", "delete the entry and run `tcache warmup` again"
+                f"{where}: corrupt, expected JSON", "delete the entry and run `tcache warmup` again"
             ) from error
         libraries = metadata.get("extern_libs") or []
         metadata["extern_libs"] = [[name, Path(library).name] for name, library in libraries]
         return json.dumps(metadata, separators=(",", ":")).encode()
-    if path.suffix == ".cubin" and not keep_debug:
-        return with_name(strip_debug(data), path.parent.name)
+    if file.endswith(".cubin") and not keep_debug:
+        return with_name(strip_debug(data), entry)
     return data
 
 
@@ -165,13 +171,19 @@ def store_members(records: dict[tuple[str, str], Record]) -> list[Member]:
     ]
 
 
-def index_text(resolved: Iterable[Resolved]) -> bytes:
-    """Return ``index.json``: the launches, and the facts of each entry with what all share said once."""
+def index_text(resolved: Iterable[Resolved], captured: dict[str, dict[str, Any]] | None = None) -> bytes:
+    """Return ``index.json``: the launches, and the facts of each entry with what all share said once.
+
+    Args:
+        resolved: the launches.
+        captured: facts of further entries, whose launches cannot be told.
+    """
     resolved = list(resolved)
     indirect = {launch.entry for launch in resolved if not launch.direct}
     facts = {launch.entry: launch.facts() for launch in distinct(resolved)}
     for entry, row in facts.items():
         row["direct"] = entry not in indirect
+    facts |= {entry: dict(row) for entry, row in (captured or {}).items()}
     options = [row["options"] for row in facts.values()]
     shared = {
         name: value for name, value in options[0].items() if all(other.get(name, _NO) == value for other in options)

@@ -70,12 +70,12 @@ def native_members(
         raise UsageError(f"--mount-path {mount_path!r}: expected an absolute path", "such as /opt/triton/cache")
     members = []
     entries = [member for member in contents.files if member.path.startswith("entries/")]
-    names = {launch.entry: launch.compilation.name for launch in contents.entries}
     for key, files in groupby(entries, lambda member: member.path.split("/")[1]):
         own = [Member(member.path.removeprefix("entries/"), member.data) for member in files]
         group = {PurePosixPath(member.path).name: str(mount / member.path) for member in own}
+        name = next(file for file in group if file.endswith(".json"))
         text = json.dumps({"child_paths": group}, sort_keys=True)
-        members += [*own, Member(f"{key}/__grp__{names[key][:150]}.json", text.encode())]
+        members += [*own, Member(f"{key}/__grp__{name}", text.encode())]
     names_of = contents.helpers.lookup_names(tuple(driver_dirs) or DRIVER_DIRS)
     for helper in contents.helpers.built:
         members += [Member(f"{name}/{helper.file}", helper.data) for name in names_of.get(helper.source.digest, [])]

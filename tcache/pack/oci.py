@@ -154,12 +154,12 @@ def _as_oci(media_type: str) -> str:
 
 
 def _labels(contents: Contents, cache: list[Member], place: str) -> dict[str, str]:
-    targets = {(one.gpu.backend, str(one.gpu.arch), one.gpu.warp_size) for one in contents.resolved}
+    targets = {(gpu.backend, str(gpu.arch), gpu.warp_size) for gpu in contents.gpus}
     summary = [{"backend": name, "arch": arch, "warp_size": warp} for name, arch, warp in sorted(targets)]
     return {
         BUNDLE_LABEL: f"/{place}",
         "cache.triton.image/summary": json.dumps({"targets": summary}, separators=(",", ":")),
-        "cache.triton.image/entry-count": str(len(contents.entries)),
+        "cache.triton.image/entry-count": str(len(contents.entries) + len(contents.captured)),
         "cache.triton.image/cache-size-bytes": str(sum(len(member.data) for member in cache)),
         "org.opencontainers.image.title": contents.name,
     }
@@ -167,15 +167,14 @@ def _labels(contents: Contents, cache: list[Member], place: str) -> dict[str, st
 
 def _mcv_manifest(contents: Contents) -> bytes:
     """Return MCV's manifest: one row per entry, ``hash`` as Triton wrote it into the entry's metadata."""
-    files: dict[str, bytes] = {member.path: member.data for member in _metadata(contents.files)}
     rows = []
-    for launch in contents.entries:
-        data = json.loads(files[f"entries/{launch.entry}/{launch.compilation.name[:150]}.json"])
+    for member in sorted(_metadata(contents.files), key=lambda member: member.path):
+        data = json.loads(member.data)
         row = {
             "hash": data["hash"],
-            "backend": launch.gpu.backend,
-            "arch": str(launch.gpu.arch),
-            "warp_size": launch.gpu.warp_size,
+            "backend": data["target"]["backend"],
+            "arch": str(data["target"]["arch"]),
+            "warp_size": data["target"]["warp_size"],
             "num_warps": data.get("num_warps", 0),
             "num_stages": data.get("num_stages", 0),
             "debug": bool(data.get("debug", False)),

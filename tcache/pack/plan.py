@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tcache.pack.members import best_configs, distinct, entry_members, index_text, missing_entries, store_members
 
 if TYPE_CHECKING:
+    from tcache.pack.captured import CapturedEntry
     from tcache.resolve import Resolved
     from tcache.store import Store
 
@@ -56,7 +57,8 @@ class Plan:
     Attributes:
         entries: sorted by kernel and entry.
         launches: how many launches there are.
-        others: what else is packed, name -> bytes: best configs and the index. Native helpers are built when packing.
+        others: what else is packed, name -> bytes: best configs, captured entries and the index. Native helpers are
+            built when packing.
     """
 
     entries: tuple[PlannedEntry, ...]
@@ -72,13 +74,19 @@ class Plan:
         return sum(entry.bytes for entry in self.entries) + sum(self.others.values())
 
 
-def plan(resolved: list[Resolved], stores: tuple[Store, ...], include_ir: tuple[str, ...] = ()) -> Plan:
+def plan(
+    resolved: list[Resolved],
+    stores: tuple[Store, ...],
+    include_ir: tuple[str, ...] = (),
+    captured: list[CapturedEntry] | None = None,
+) -> Plan:
     """Return what would be packed for these launches.
 
     Args:
         resolved: the launches.
         stores: where their best configs are.
         include_ir: kinds of intermediate files to include.
+        captured: captured entries to include.
 
     Raises:
         BundleError: an entry that is in the Triton cache is damaged.
@@ -107,7 +115,8 @@ def plan(resolved: list[Resolved], stores: tuple[Store, ...], include_ir: tuple[
         for first in distinct(resolved)
     ]
     others = {member.path: len(member.data) for member in store_members(best_configs(resolved, stores))}
-    others["index.json"] = len(index_text(resolved))
+    others |= {member.path: len(member.data) for one in captured or [] for member in one.members()}
+    others["index.json"] = len(index_text(resolved, {one.entry: one.facts for one in captured or []}))
     return Plan(tuple(sorted(rows, key=lambda row: (row.kernel, row.entry))), len(resolved), others)
 
 

@@ -117,11 +117,12 @@ class _Wheel:
     def _metadata(self) -> str:
         environment = self._contents.environment
         python = environment.python.removeprefix("cpython-3")
-        gpus = ", ".join(sorted({launch.gpu.name for launch in self._contents.resolved}))
+        gpus = ", ".join(gpu.name for gpu in self._contents.gpus)
         kernels = sorted({launch.kernel for launch in self._contents.resolved})
+        count = len(self._contents.entries) + len(self._contents.captured)
         about = (
-            f"{len(self._contents.entries)} compiled kernels for {gpus}, for Triton {environment.triton} and "
-            f"{environment.python} on {environment.platform}, packed by tcache {__version__}:"
+            f"{count} compiled kernels for {gpus}, for Triton {environment.triton} and {environment.python} on "
+            f"{environment.platform}, packed by tcache {__version__}:"
         )
         lines = [
             "Metadata-Version: 2.1",

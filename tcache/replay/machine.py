@@ -48,8 +48,8 @@ _last: list[GPU] = []
 
 
 @contextlib.contextmanager
-def machine(gpu: GPU) -> Iterator[None]:
-    """Believe, inside the block, that this machine has one ``gpu``.
+def machine(gpu: GPU, *, launches: bool = False) -> Iterator[None]:
+    """Believe, inside the block, that this machine has one ``gpu``; with ``launches`` one that launches nothing.
 
     Modules that replays imported are imported anew for another GPU: many keep what they learnt of the first one, in
     constants (``torch.cuda.get_device_capability()[0] >= 9``, ``torch.version.hip``) or behind ``functools.cache``.
@@ -60,7 +60,7 @@ def machine(gpu: GPU) -> Iterator[None]:
     _last[:] = [gpu]
     before = set(sys.modules)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties()))
+        stack.enter_context(stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties(), launches=launches))
         here = _Machine(gpu, stack)
         _machines.append(here)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -244,34 +243,3 @@ def test_kernels_of_torch_compile_hit_wherever_it_moves_the_cache(project, tmp_p
     assert "constexpr" in caught.value.reasons
     assert "`tcache record` writes what a running program launches" in str(caught.value)
     assert not elsewhere.exists()
-
-
-# what verify compares
-
-
-def test_verify_compares_the_index_with_what_it_replayed(project):
-    manifest = bundle_project.MANIFEST.replace("cases: [{n: 64}]", "cases: [{n: [128, 64]}]").replace(
-        "    cases: [{n: 4096}]\n", "    cases: [{n: 8192}]\n"
-    )
-    (project / "other.yaml").write_text(manifest)
-    found = json.loads(bundle_project.run(project, "verify", "bundle", "other.yaml", "--json").stdout)
-    assert found["proven"]
-    assert found["unreplayed"] == found["unindexed"] == []  # other shapes, the same launches
-    lines = (project / "other.yaml").read_text().split("  - call:")
-    (project / "less.yaml").write_text(lines[0])
-    done = bundle_project.run(project, "verify", "bundle", "less.yaml", "--json")
-    found = json.loads(done.stdout)
-    assert sorted(row["ref"] for row in found["unreplayed"]) == ["loadables.py:increment", "loadables.py:tuned"]
-    assert found["unreplayed"][0].keys() == {"gpu", "ref", "shape", "entry"}
-    assert "2 launches on NVIDIA H200 are in the index and not replayed, the first: loadables.py:" in found["notes"][0]
-
-
-def test_verify_says_what_the_index_does_not_know(project):
-    def drop(data):
-        data["launches"] = [row for row in data["launches"] if not row["ref"].endswith(":scale")]
-
-    bundle_project.edit(project / "bundle" / "index.json", drop)
-    bundle_project.sign(project / "bundle")
-    found = json.loads(bundle_project.run(project, "verify", "bundle", "--json").stdout)
-    assert [row["ref"] for row in found["unindexed"]] == ["loadables.py:scale"]
-    assert "replayed and not in the index" in found["notes"][0]

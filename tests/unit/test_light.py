@@ -69,6 +69,7 @@ def test_only_the_door_imports_triton():
 LAYERS = [
     ["cli"],
     ["verify", "pack", "diff"],
+    ["proof"],
     ["warmup", "project", "supervise", "tuneworker", "generalize", "bench"],
     ["resolve"],
     ["replay"],
@@ -77,7 +78,7 @@ LAYERS = [
     ["prebaked", "tuning"],
     ["lookup"],
     ["compile"],
-    ["overlay"],
+    ["overlay", "capture"],
     ["explain"],
     ["active", "decide"],
     ["contend", "journal", "counters", "isolation", "snippet", "differences"],
@@ -93,7 +94,7 @@ LAYERS = [
     ["keys"],
     ["_triton"],
     ["rows"],
-    ["_fs", "_binary"],
+    ["_fs", "_binary", "forking"],
     ["errors"],
     ["naming", "startup", "_site"],
 ]
