@@ -4,6 +4,10 @@ Where the rows of an expert lie is known on the GPU only. Programs are as many a
 the offsets, counts the tiles of every expert, and takes every so-manieth of them: nothing waits for the host.
 """
 
+<<<<<<< HEAD
+=======
+# ruff: noqa: ARG001 - references and formulas take the arguments of their wrapper; PER_SM is read by the grid
+>>>>>>> mm
 from __future__ import annotations
 
 import torch
@@ -46,22 +50,25 @@ def _set_blocks(arguments: dict) -> None:
 
 _TMA_CONFIGS = [
     triton.Config(
-        {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "PER_SM": programs},
+        {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "PER_SM": programs, "FLATTEN": flatten},
         num_warps=warps, num_stages=stages, pre_hook=_set_blocks,
     )
-    for m, n, k, group, programs, warps, stages in [
-        (64, 64, 128, 1, 2, 4, 3),
-        (64, 128, 64, 1, 2, 4, 4),
-        (64, 128, 128, 1, 1, 4, 4),
-        (64, 256, 64, 8, 1, 4, 4),
-        (128, 128, 64, 8, 2, 4, 3),
-        (128, 128, 64, 8, 1, 8, 5),
-        (128, 128, 128, 8, 1, 8, 3),
-        (128, 256, 64, 4, 1, 8, 3),
-        (128, 256, 64, 8, 1, 8, 3),
-        (128, 256, 64, 8, 1, 8, 4),
-        (128, 256, 64, 16, 1, 8, 4),
-        (256, 128, 64, 4, 1, 8, 4),
+    for m, n, k, group, programs, flatten, warps, stages in [
+        (64, 64, 128, 1, 2, True, 4, 3),
+        (64, 128, 64, 1, 2, True, 4, 4),
+        (64, 128, 128, 1, 1, True, 4, 4),
+        (64, 256, 64, 8, 1, True, 4, 4),
+        (128, 128, 64, 8, 2, True, 4, 3),
+        (128, 128, 64, 8, 2, False, 4, 3),
+        (128, 128, 64, 8, 1, True, 8, 5),
+        (128, 128, 128, 8, 1, True, 8, 3),
+        (128, 256, 64, 4, 1, True, 8, 3),
+        (128, 256, 64, 8, 1, True, 8, 3),
+        (128, 256, 64, 8, 1, True, 8, 4),
+        (128, 256, 64, 8, 1, False, 8, 4),
+        (128, 256, 64, 16, 1, True, 8, 4),
+        (256, 128, 64, 4, 1, True, 8, 4),
+        (256, 128, 64, 4, 1, False, 8, 4),
     ]
 ]  # fmt: skip
 
@@ -144,12 +151,12 @@ def grouped_gemm_kernel(
 def grouped_gemm_tma_kernel(
     x_desc, w_desc, y_ptr, offsets_ptr, T, N, K, E, stride_yt, stride_yn,
     W_ROWS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, PER_SM: tl.constexpr,
+    GROUP_M: tl.constexpr, PER_SM: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     until = _tiles(offsets_ptr, E, T, BLOCK_M, EXPERTS)
     tiles_m = tl.max(until, 0)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
         expert, first, last, tile_n = _place(
             tile, until, offsets_ptr, E, T, tiles_m, tiles_n, BLOCK_M, GROUP_M, EXPERTS
         )

@@ -14,23 +14,27 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tcache
 
 _TMA_TILES = [
-    # BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, STORES, warps, stages; shared memory = stages * (M + N) * K * 2 + M * N * 2 / STORES
-    (128, 256, 64, 8, 1, 8, 3),
-    (128, 256, 64, 8, 2, 8, 3),
-    (128, 256, 64, 8, 2, 8, 4),
-    (128, 256, 64, 16, 2, 8, 4),
-    (128, 256, 64, 4, 2, 8, 4),
-    (256, 128, 64, 8, 1, 8, 3),
-    (256, 128, 64, 8, 2, 8, 4),
-    (128, 256, 128, 8, 2, 8, 2),
-    (128, 128, 64, 8, 1, 8, 4),
-    (128, 128, 64, 8, 1, 4, 4),
-    (128, 128, 128, 8, 1, 8, 3),
-    (64, 256, 64, 8, 1, 4, 4),
-    (64, 128, 128, 8, 1, 4, 4),
-    (64, 128, 64, 8, 1, 4, 6),
-    (64, 64, 128, 8, 1, 4, 5),
-    (64, 128, 64, 8, 1, 4, 3),  # for GPUs with 99 KiB
+    # BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, STORES, FLATTEN, warps, stages;
+    # shared memory = stages * (M + N) * K * 2 + M * N * 2 / STORES
+    (128, 256, 64, 8, 1, True, 8, 3),
+    (128, 256, 64, 8, 2, True, 8, 3),
+    (128, 256, 64, 8, 2, True, 8, 4),
+    (128, 256, 64, 16, 2, True, 8, 4),
+    (128, 256, 64, 4, 2, True, 8, 4),
+    (128, 256, 64, 8, 1, False, 8, 3),
+    (128, 256, 64, 8, 2, False, 8, 4),
+    (256, 128, 64, 8, 1, True, 8, 3),
+    (256, 128, 64, 8, 2, True, 8, 4),
+    (256, 128, 64, 8, 2, False, 8, 4),
+    (128, 256, 128, 8, 2, True, 8, 2),
+    (128, 128, 64, 8, 1, True, 8, 4),
+    (128, 128, 64, 8, 1, True, 4, 4),
+    (128, 128, 128, 8, 1, True, 8, 3),
+    (64, 256, 64, 8, 1, True, 4, 4),
+    (64, 128, 128, 8, 1, True, 4, 4),
+    (64, 128, 64, 8, 1, True, 4, 6),
+    (64, 64, 128, 8, 1, True, 4, 5),
+    (64, 128, 64, 8, 1, True, 4, 3),  # for GPUs with 99 KiB
 ]
 
 
@@ -44,10 +48,10 @@ def _set_blocks(arguments: dict) -> None:
 
 _TMA_CONFIGS = [
     triton.Config(
-        {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "STORES": stores},
+        {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "STORES": stores, "FLATTEN": flatten},
         num_warps=warps, num_stages=stages, pre_hook=_set_blocks,
     )
-    for m, n, k, group, stores, warps, stages in _TMA_TILES
+    for m, n, k, group, stores, flatten, warps, stages in _TMA_TILES
 ]  # fmt: skip
 _POINTER_CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}, num_warps=warps, num_stages=stages)
@@ -81,11 +85,12 @@ def matmul_tma_kernel(
     a_desc, b_desc, c_desc, M, N, K,
     A_ROWS: tl.constexpr, B_ROWS: tl.constexpr, ELEMENT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, STORES: tl.constexpr,
+    FLATTEN: tl.constexpr,
 ):  # fmt: skip
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    # flattened with the loop over K: the next tile's first loads are under way while this one is stored
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
+    # flattened with the loop over K, the next tile's first loads are under way while this one is stored
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
         tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
         row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
         accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)

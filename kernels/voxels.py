@@ -62,19 +62,20 @@ def sort_rows(neighbours: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fill_map(neighbours: torch.Tensor) -> None:
-    """Fill a neighbour map in place with that of a wavy sheet of voxels, for benchmarks.
+    """Fill a neighbour map in place with that of a wavy, noisy sheet of voxels, for benchmarks.
 
-    Scanned surfaces are like that: of 27 neighbours about 10 are present. Maps of other widths than 27 get neighbours
+    Scanned surfaces are like that: of 27 neighbours about 9 are present. Maps of other widths than 27 get neighbours
     at random, a third of them present.
     """
     n, v = neighbours.shape
+    generator = torch.Generator().manual_seed(0)
     if v == 27:
         side = int(max(n, 1) ** 0.5) + 1
         at = torch.arange(n)
         x, y = at // side, at % side
         z = (8 * (torch.sin(x / 20) + torch.cos(y / 15))).round().long()
+        z += (torch.rand(n, generator=generator) < 0.1).long()  # noise
         found = neighbour_map(torch.stack([torch.zeros_like(x), x, y, z], 1))
     else:
-        generator = torch.Generator().manual_seed(0)
         found = torch.randint(-2 * max(n, 1), max(n, 1), (n, v), generator=generator).clamp(min=-1).int()
     neighbours.copy_(found)
