@@ -4,10 +4,6 @@ Where the rows of an expert lie is known on the GPU only. Programs are as many a
 the offsets, counts the tiles of every expert, and takes every so-manieth of them: nothing waits for the host.
 """
 
-<<<<<<< HEAD
-=======
-# ruff: noqa: ARG001 - references and formulas take the arguments of their wrapper; PER_SM is read by the grid
->>>>>>> mm
 from __future__ import annotations
 
 import torch
