@@ -37,6 +37,8 @@ _QUERY_TILES = [
 ]  # fmt: skip
 _LENGTHS = ["q_len", "kv_len", "HEAD_DIM", "CAUSAL", "GROUP"]
 _BUCKETS = {"q_len": "pow2", "kv_len": "pow2"}
+_COUNTS = ["heads", "kv_heads", "q_len", "kv_len"]
+"""Not specialized: a length of 1 as a constant makes ptxas 12.8 crash, and one kernel serves lengths of all kinds."""
 
 
 def _configs(tiles):
@@ -70,7 +72,7 @@ def _fitting(held: str, walked: str, tiles: int):
     configs=[triton.Config({"BLOCK_M": m}, num_warps=warps) for m, warps in [(64, 4), (16, 4), (32, 4), (128, 8)]],
     key=["HEAD_DIM"],
 )
-@triton.jit
+@triton.jit(do_not_specialize=_COUNTS)
 def attention_delta_kernel(
     o_ptr, do_ptr, delta_ptr, heads, q_len,
     stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
@@ -125,7 +127,7 @@ def _gather_keys(
     buckets=_BUCKETS,
     prune_configs_by={"early_config_prune": _fitting("BLOCK_N", "BLOCK_M", 2)},
 )
-@triton.jit
+@triton.jit(do_not_specialize=_COUNTS)
 def attention_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     scale, kv_heads, q_len, kv_len,
@@ -212,7 +214,7 @@ def _gather_queries(
     buckets=_BUCKETS,
     prune_configs_by={"early_config_prune": _fitting("BLOCK_M", "BLOCK_N", 1)},
 )
-@triton.jit
+@triton.jit(do_not_specialize=_COUNTS)
 def attention_dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
     scale, heads, q_len, kv_len,

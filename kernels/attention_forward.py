@@ -108,7 +108,7 @@ def _attend(
     buckets={"q_len": "pow2", "kv_len": "pow2"},
     prune_configs_by={"early_config_prune": fitting},
 )
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "heads", "q_len", "kv_len"])
 def attention_forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
     scale, slots, heads, q_len, kv_len,

@@ -8,7 +8,13 @@ import triton.language as tl
 
 import tcache
 
-from .sparse_conv import sparse_conv
+from .sparse_conv import (
+    sparse_conv,
+    sparse_conv_bytes,
+    sparse_conv_flops,
+    sparse_conv_inputs,
+    sparse_conv_reference,
+)
 from .voxels import fill_map, sort_rows
 
 _WEIGHT_CONFIGS = [
@@ -108,7 +114,7 @@ def sparse_conv_features_gradient(
     """
     if weight.dim() != 3:
         raise ValueError(f"expected weight [V, Cin, Cout], got {tuple(weight.shape)}")
-    return sparse_conv(gradient, weight.flip(0).transpose(1, 2), neighbours, order, masks)
+    return sparse_conv(gradient, _mirrored(weight), neighbours, order, masks)
 
 
 class SparseConv(torch.autograd.Function):
@@ -157,3 +163,39 @@ def sparse_conv_weight_gradient_inputs(
 ) -> None:
     """Fill the map in place, as for :func:`sparse_conv`."""
     fill_map(neighbours)
+
+
+def _mirrored(weight: torch.Tensor) -> torch.Tensor:
+    return weight.flip(0).transpose(1, 2)
+
+
+def sparse_conv_features_gradient_reference(
+    gradient: torch.Tensor, weight: torch.Tensor, neighbours: torch.Tensor,
+    order: torch.Tensor | None = None, masks: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return what :func:`sparse_conv_features_gradient` computes, in torch and float32."""
+    return sparse_conv_reference(gradient, _mirrored(weight), neighbours, order, masks)
+
+
+def sparse_conv_features_gradient_flops(
+    gradient: torch.Tensor, weight: torch.Tensor, neighbours: torch.Tensor,
+    order: torch.Tensor | None = None, masks: torch.Tensor | None = None,
+) -> int:  # fmt: skip
+    """Return the floating point operations of the convolution of the gradient; reads the map."""
+    return sparse_conv_flops(gradient, _mirrored(weight), neighbours, order, masks)
+
+
+def sparse_conv_features_gradient_bytes(
+    gradient: torch.Tensor, weight: torch.Tensor, neighbours: torch.Tensor,
+    order: torch.Tensor | None = None, masks: torch.Tensor | None = None,
+) -> int:  # fmt: skip
+    """Return the least bytes to move: as for the convolution of the gradient."""
+    return sparse_conv_bytes(gradient, _mirrored(weight), neighbours, order, masks)
+
+
+def sparse_conv_features_gradient_inputs(
+    gradient: torch.Tensor, weight: torch.Tensor, neighbours: torch.Tensor,
+    order: torch.Tensor | None = None, masks: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Fill map, order and masks in place, as for :func:`sparse_conv`."""
+    sparse_conv_inputs(gradient, _mirrored(weight), neighbours, order, masks)

@@ -35,4 +35,4 @@ def test_recorded_launches_resolve_to_the_entries_that_were_compiled(triton_cach
     found, missing = resolve(load_manifest(path).cases(), gpu, ())
     assert not missing
     assert {row.entry for row in found} == launched
-    assert [row.count for _, row in load_manifest(path)._recordings[0].launches] == [3] * 4
+    assert [row.count for _, row in load_manifest(path).recordings[0].launches] == [3] * 4
