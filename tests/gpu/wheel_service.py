@@ -185,8 +185,14 @@ def serve():
     others = (scale, increment, tuned)
     for call in others:
         call(module)
-    packed = {"launches": launches, "checked": checked, "others": len(others), "entries": len(read), "prebaked": tcache.stats()["prebaked"],
-              "first_launch_ms": first}  # fmt: skip
+    packed = {
+        "launches": launches,
+        "checked": checked,
+        "others": len(others),
+        "entries": len(read),
+        "prebaked": tcache.stats()["prebaked"],
+        "first_launch_ms": first,
+    }
     return {**packed, "outcomes": misses()}
 
 
