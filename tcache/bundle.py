@@ -16,13 +16,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from tcache._binary import entry_problem, needed_glibc
 from tcache.environment import Accepted, Environment, Rejected, compatible, environment_fields, libc, library_tag
 from tcache.errors import BundleError
-from tcache.forking import cores, spread
 from tcache.head import MANIFEST, SCHEMA, Helper, read_head
 from tcache.index import Index
 
@@ -221,6 +219,10 @@ class Bundle:
 
     def problems(self) -> list[str]:
         """Look at every file of the bundle; return what is wrong, empty when it is intact."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        from tcache.forking import cores, spread
+
         groups = self._groups()
         large = {name for name, (size, _) in self.files.items() if size >= _SMALL}
         slow = {key for key, names in groups.items() if not large.isdisjoint(names.values())} if large else set()

@@ -34,6 +34,8 @@ def build(out, root=ROOT, *, dependencies=True):
     out = Path(out).resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    for old in out.glob("*tcache*.whl"):  # pip would choose among several
+        old.unlink()
     with tempfile.TemporaryDirectory() as scratch:
         pip("wheel", "--no-deps", "--wheel-dir", out, ROOT)
         bundle_project.run(

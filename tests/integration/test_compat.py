@@ -29,6 +29,7 @@ TESTS = [
     "tests/contract/test_record.py",
     "tests/contract/test_binaries.py",
     "tests/contract/test_misses.py",
+    "tests/contract/test_verify.py",
     "tests/contract/test_preload.py",
     "tests/contract/test_concurrency.py",
     "tests/contract/test_spared.py",

@@ -57,7 +57,7 @@ def test_wheels_in_a_clean_environment(place, monkeypatch):
     python = wheel_project.install(wheels, place)
     found = wheel_project.serve(python, root, "null", place)
     other = wheel_project.serve(python, root, "null", place, NVPTX_ENABLE_DUMP="1")
-    assert found["launches"] == 4 + 3
+    assert (found["launches"], found["checked"], found["others"]) == (4, 0, 3)
     assert found["tcache"].startswith(str(place / "venv"))
     assert found["compiled"] == other["compiled"] == []
     assert found["prebaked"] == 5  # axpy in three specializations, matmul, tuned
