@@ -107,7 +107,8 @@ def _entry(where: str, launch: RecordedLaunch, folder: Path, gpus: Iterable[GPU]
     for name, row in captured.files.items():
         path = folder / captured.entry / name
         try:
-            contents[name] = path.read_bytes()
+            whole = path.stat().st_size == row.size and path.is_file()  # no pipe, and nothing larger than it should be
+            contents[name] = path.read_bytes() if whole else b""
         except OSError as error:
             raise BundleError(
                 f"{where}: captured entry {path}: {error.strerror}",

@@ -247,10 +247,16 @@ for wanted in helper_sources([SimpleNamespace(src=source, metadata=metadata)]):
 DAMAGE = [
     (lambda entry: next(entry.glob("*.cubin")).unlink(), "No such file"),
     (lambda entry: next(entry.glob("*.cubin")).write_bytes(b"x"), "is not what was captured: its digest differs"),
+    (lambda entry: pipe(next(entry.glob("*.cubin"))), "is not what was captured: its digest differs"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "text"), DAMAGE, ids=["absent", "digest"])
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(("damage", "text"), DAMAGE, ids=["absent", "digest", "pipe"])
 def test_a_damaged_capture_is_refused(copied, damage, text):
     damage(min((copied / "serve.launches.captured").iterdir()))
     done = bundle_project.run(copied, "pack", "m.yaml", "--include-captured", "-o", "other", code=2)

@@ -156,6 +156,38 @@ def test_bundles_that_disagree_are_not_believed(packed, tampered):
     asked(bad, good)
 
 
+LATER = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+import null_driver, torch
+null_driver.activate()
+import bundle_project, tcache
+from pathlib import Path
+tcache.activate([sys.argv[1] + "/bundle"], mode=sys.argv[3])
+module = bundle_project.load(Path(sys.argv[1]))
+if len(sys.argv) > 4:
+    import tcache.prebaked
+    tcache.prebaked.prebaked()._usable()
+    os.environ["TRITON_LIBDEVICE_PATH"] = sys.argv[4]
+module.tuned[(1,)](torch.zeros(16), 16)
+print(tcache.stats()["prebaked"])
+"""
+
+
+def test_a_library_that_is_named_later_is_noticed(packed, tmp_path):
+    """The index knows nothing of it: the launch goes Triton's way, whose key covers the file."""
+    default = Path(triton.__file__).parent / "backends" / "nvidia" / "lib" / "libdevice.10.bc"
+    other = tmp_path / "other.bc"
+    shutil.copy(default, other)
+    environment = {**os.environ, "TCACHE_GPU_NAME": "NVIDIA H200", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    here = str(Path(__file__).parent)
+    for extra, prebaked in [((), "1"), ((str(other),), "0")]:
+        command = [sys.executable, "-c", LATER, str(packed), here, "lookup", *extra]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == prebaked
+
+
 def test_a_name_that_is_none_is_no_crash(tampered):
     assert "is not this Triton's" in asked(tampered(**{"ptxas \u00b2": "x", "ptxas " + "9" * 5000: "x"}))
 
