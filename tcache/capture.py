@@ -19,6 +19,8 @@ from tcache._triton.distribution import distribution
 from tcache.explain import specialization_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from tcache._triton.probe import Compilation
 
 __all__ = ["capture", "captured_folder"]
@@ -31,14 +33,18 @@ def captured_folder(recording: Path) -> Path:
     return recording.with_name(f"{recording.name.removesuffix('.json')}.captured")
 
 
-def capture(compilation: Compilation, group: dict[str, str], source: str | None, folder: Path) -> dict[str, Any]:
+def capture(
+    compilation: Compilation, group: dict[str, str], source: str | None, folder: Path, known: Mapping[str, Any]
+) -> dict[str, Any]:
     """Copy an entry and return what a recording says of it.
 
     Args:
         compilation: what was compiled.
         group: the entry's files as Triton lists them, name -> path.
         source: identity of the kernel's source, None where it has none.
-        folder: where captured entries are kept; the first copy of an entry stays.
+        folder: where captured entries are kept. A copy stays while it is what was compiled, or what the recording
+            says of it: binaries of one entry differ in the paths of their debug sections. A damaged one is replaced.
+        known: entry -> ``files``, as the recording has them.
 
     Returns:
         ``entry`` (its name), ``build`` (of Triton, empty where it cannot be told), ``arguments`` (the kernel's
@@ -55,19 +61,32 @@ def capture(compilation: Compilation, group: dict[str, str], source: str | None,
         raise ValueError(f"an entry of {len(places)} directories and {len(paths)} files")
     entry = places.pop().name
     place = folder / entry
-    if not place.is_dir():
+    kept = _described(place)
+    if kept is None or kept not in (_rows(paths), known.get(entry)):
         _copy(paths, place)
-    files = {}
-    for path in sorted(place.iterdir()):
-        data = path.read_bytes()
-        files[path.name] = {"size": len(data), "sha256": sha256_bytes(data)}
     return {
         "entry": entry,
         "build": distribution().digest,
         "arguments": [str(name) for name in compilation.source.signature],
         "facts": _facts(compilation, source),
-        "files": files,
+        "files": _rows(place.iterdir()),
     }
+
+
+def _rows(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for path in sorted(paths):
+        data = path.read_bytes()
+        found[path.name] = {"size": len(data), "sha256": sha256_bytes(data)}
+    return found
+
+
+def _described(place: Path) -> dict[str, dict[str, Any]] | None:
+    """Return the files of an earlier copy, None where there is none that can be read."""
+    try:
+        return _rows(place.iterdir())
+    except OSError:
+        return None
 
 
 def _copy(paths: list[Path], place: Path) -> None:
@@ -78,6 +97,7 @@ def _copy(paths: list[Path], place: Path) -> None:
         for path in paths:
             shutil.copyfile(path, scratch / path.name)
         scratch.chmod(0o755)
+        shutil.rmtree(place, ignore_errors=True)
         os.rename(scratch, place)
     except OSError:
         shutil.rmtree(scratch, ignore_errors=True)

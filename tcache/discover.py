@@ -42,17 +42,33 @@ def named() -> list[str]:
 
 
 def installed() -> list[Offer]:
-    """Return the bundles of installed packages, sorted by the entry point's name; the packages are not imported."""
+    """Return the bundles of installed packages, sorted by the entry point's name.
+
+    The packages are not imported, except those that a dotted name is below.
+    """
     if os.environ.get(OPT_OUT, "1") == "0":
         return []
     found: list[Offer] = []
-    for _, value in sorted({(point.name, point.value) for point in _points()}):
+    points, broken = _points()
+    for _, value in sorted({(point.name, point.value) for point in points}):
         found += [offer for offer in _below(value) if offer not in found]
-    return found
+    return found + broken
 
 
-def _points() -> Iterator[importlib.metadata.EntryPoint]:
-    """Yield the entry points of the group.
+def _points() -> tuple[list[importlib.metadata.EntryPoint], list[Offer]]:
+    """Return the entry points of the group, and the packages whose entry points cannot be read."""
+    points: list[importlib.metadata.EntryPoint] = []
+    broken = []
+    for known, place in _packages():
+        try:
+            points += known.entry_points.select(group=GROUP)
+        except Exception as error:  # of any package; importlib.metadata raises what its parser stumbled over
+            broken.append(Offer(place, f"its entry points cannot be read: {type(error).__name__}: {error}"))
+    return points, broken
+
+
+def _packages() -> Iterator[tuple[importlib.metadata.Distribution, str]]:
+    """Yield the installed packages that may have entry points of the group, and where they are.
 
     ``importlib.metadata.entry_points`` reads the metadata of every installed package: 15 ms where there are 200. Here
     only those are read whose ``entry_points.txt`` has the group's name in it. Of packages found twice on ``sys.path``
@@ -67,7 +83,7 @@ def _points() -> Iterator[importlib.metadata.EntryPoint]:
             if not os.path.isfile(place):
                 continue
             for found in importlib.metadata.distributions(path=[place]):  # a zip file
-                yield from found.entry_points.select(group=GROUP)
+                yield found, str(place)
             continue
         for name in names:
             package = re.sub(r"[-_.]+", "-", name.rpartition(".")[0].partition("-")[0]).lower()
@@ -80,8 +96,8 @@ def _points() -> Iterator[importlib.metadata.EntryPoint]:
             except OSError:
                 continue
             if GROUP.encode() in text:
-                known = importlib.metadata.PathDistribution(Path(place or ".", name))
-                yield from known.entry_points.select(group=GROUP)
+                path = Path(place or ".", name)
+                yield importlib.metadata.PathDistribution(path), str(path)
 
 
 def _below(value: str) -> list[Offer]:
@@ -89,13 +105,17 @@ def _below(value: str) -> list[Offer]:
     try:
         spec = importlib.util.find_spec(package)
         places = list(spec.submodule_search_locations or []) if spec is not None else []
-    except (ImportError, ValueError, AttributeError) as error:
-        return [Offer(package, f"entry point {value!r} leads nowhere: {error}")]
+    except Exception as error:  # of the package that a dotted name is below
+        return [Offer(package, f"entry point {value!r} leads nowhere: {type(error).__name__}: {error}")]
     found = []
     for place in places:
         if os.path.isfile(os.path.join(place, _MARK)):
             found.append(Offer(place))
         elif os.path.isdir(place):
-            inner = (os.path.join(place, name) for name in sorted(os.listdir(place)))
+            try:
+                inner = [os.path.join(place, name) for name in sorted(os.listdir(place))]
+            except OSError as error:
+                found.append(Offer(place, f"cannot be read: {error.strerror}"))
+                continue
             found += [Offer(path) for path in inner if os.path.isfile(os.path.join(path, _MARK))]
     return found or [Offer(package, f"entry point {value!r} names no package with a {_MARK}")]

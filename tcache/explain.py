@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tcache._triton.distribution import distribution
 from tcache._triton.probe import key_environment, launch_in_progress
 from tcache.differences import Difference, differences
 from tcache.errors import BundleError, CacheMiss
@@ -115,6 +116,8 @@ def explain_entry(key: str, compilation: Compilation | None, active: Active, ref
                 hint = "this is not the source that was packed: ship that one, or warm up and pack this one"
             elif rows and rows[0].reason == "variable":
                 hint = "start the service with the environment that was packed, or warm up and pack with this one"
+            elif not rows:
+                hint = "pack with the service's own Triton, unedited: warm up and pack again, or install the one packed"
         elif refused:
             hint = "the bundle is not what was packed: copy it again, and see `tcache verify`"
         else:
@@ -147,7 +150,11 @@ def _facts(compilation: Compilation | None) -> dict[str, Any] | None:
 def _near_details(near: _Near, rows: list[Difference]) -> list[str]:
     if rows:
         return [f"nearest packed entry: {near.entry}; it differs in", *(f"  {row.text}" for row in rows)]
-    return [f"packed entry {near.entry} agrees in every field tcache knows: Triton itself or ptxas differs"]
+    agrees = f"packed entry {near.entry} agrees in every field tcache knows: Triton itself or ptxas differs"
+    here, packed = distribution(), near.bundle.environment.distribution
+    if here.problem is not None:
+        return [agrees, f"installed Triton: {here.problem}"]
+    return [agrees, *(["it was packed with another build of this release"] if packed not in ("", here.digest) else [])]
 
 
 def _environment_differences(near: _Near) -> list[Difference]:

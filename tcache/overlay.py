@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton import cache as _cache
+from tcache._triton import release
 from tcache._triton.distribution import distribution
 from tcache._triton.probe import compile_in_progress
-from tcache._triton.spared import spare
+from tcache._triton.spared import believable, spare
 from tcache.active import active
 from tcache.counters import count, count_miss
 from tcache.environment import Rejected
@@ -185,11 +186,25 @@ def install() -> None:
 
 
 def _spare() -> None:
-    """Give Triton what it would compute from its own files, where a bundle was packed with these very files."""
-    packed = [bundle.environment for bundle in active().bundles]
-    if not any(environment.computed for environment in packed):
+    """Give Triton what it would compute from its own files, where a bundle was packed with these very files.
+
+    Values that bundles do not agree on are computed, and so are those that cannot be of this Triton.
+    """
+    settings = active()
+    if not any(bundle.environment.computed for bundle in settings.bundles):
         return
     here = distribution()
-    for environment in packed:
-        if here.problem is None and environment.distribution == here.digest:
-            spare(environment.computed)
+    given: dict[str, str] = {}
+    doubted: set[str] = set()
+    for bundle in settings.bundles:
+        packed = bundle.environment
+        if here.problem is None and packed.distribution == here.digest:
+            known = believable(packed.computed, release, here.files)
+            wrong = packed.computed.keys() - known.keys()
+            wrong |= {name for name in known if given.setdefault(name, known[name]) != known[name]}
+            for name in sorted(wrong):
+                settings.notice(
+                    f"tcache: {bundle.root}: its {name[:80]!r} is not this Triton's and is computed: pack it again"
+                )
+            doubted |= wrong
+    spare({name: value for name, value in given.items() if name not in doubted})

@@ -151,7 +151,7 @@ class Prebaked:
                     if row["source"] == source and row.get("direct") is True:
                         rows.setdefault(digest_of(row, row["target"]), (bundle, entry))
             self._rows[name, source] = rows
-        if self._variables != key_environment():
+        if self._variables != key_environment() or distribution().problem is not None:  # set since the first launch
             return None
         return rows.get(wanted)
 

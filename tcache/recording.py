@@ -24,7 +24,7 @@ from tcache.errors import UsageError
 from tcache.keys.source import source_identity
 from tcache.lookup import current_gpu, named_arguments, shape_of
 from tcache.naming import ref_of
-from tcache.rows import Appender, identity, read_rows, text_of
+from tcache.rows import Appender, fold, identity, read_rows, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ class Recorder:
         self._file = Appender(self.path)
         self._lock = threading.Lock()
         self._raw: dict[str, str] = {}  # text of the arguments -> id
-        self._ids = _known(self.path)
+        self._ids, self._captured = _known(self.path)
         self._sources: dict[int, str | None] = {}
         self._missed: set[str] = set()
         self._gpus: dict[int, str | None] = {}
@@ -97,9 +97,8 @@ class Recorder:
             if known is not None and (sight.specialization is None or sight.tuner):
                 return known  # the same launch, perhaps with another config
             self._raw[raw] = row["id"]
-            name = (row["id"], *row["gpus"])
-            if name not in self._ids:
-                self._ids.add(name)
+            if not _names(row) <= self._ids:
+                self._ids |= _names(row)
                 self._file.append(row)
         return str(row["id"])
 
@@ -146,9 +145,8 @@ class Recorder:
         """Keep what others compiled: it is the entry or nothing, since its launch cannot be replayed."""
         assert sight.compilation is not None
         try:
-            row["captured"] = capture(
-                sight.compilation, sight.files, row["source"], captured_folder(self.path)
-            )  # fmt: skip
+            found = capture(sight.compilation, sight.files, row["source"], captured_folder(self.path), self._captured)
+            row["captured"], self._captured[found["entry"]] = found, found["files"]
         except (OSError, ValueError) as error:
             _log.warning("tcache: the entry of %s is not captured: %s", row["kernel"], error)
 
@@ -210,10 +208,21 @@ class Recorder:
             pool.register_after_fork(self, lambda own: pool.Finalize(None, own.write_counts, exitpriority=100))
 
 
-def _known(path: Path) -> set[tuple[str, ...]]:
-    """Return ``(id, GPU)`` of the launches that a recording has, so that a restarted service adds only new ones."""
-    rows, _ = read_rows(path)
-    return {(str(row.get("id")), gpu) for _, row in rows if "kernel" in row for gpu in row.get("gpus", [])}
+def _known(path: Path) -> tuple[set[tuple[str, ...]], dict[str, Any]]:
+    """Return what a recording has, so that a restarted service adds only what is new: the names of its rows, and for
+    captured entries their files.
+    """
+    rows = [row for _, row in fold(read_rows(path)[0])]
+    names = {name for row in rows for name in _names(row)}
+    captured = [row["captured"] for row in rows if isinstance(row.get("captured"), dict)]
+    return names, {str(one.get("entry")): one.get("files") for one in captured}
+
+
+def _names(row: dict[str, Any]) -> set[tuple[str, ...]]:
+    """Return what a row adds: a launch on each of its GPUs, and the files of a captured entry."""
+    captured = row.get("captured")
+    files = text_of(captured.get("files", {})) if isinstance(captured, dict) else ""
+    return {(str(row.get("id")), str(gpu), files) for gpu in row.get("gpus") or [""]}
 
 
 _recorder: Recorder | None = None

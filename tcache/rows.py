@@ -2,7 +2,7 @@
 
 Every line is one ``write`` to a file opened for appending, so any number of processes and threads may share the file,
 and what a killed process had written stays. Lines are independent: each carries the schema, and a line with an ``id``
-that is known adds only what is new (a GPU, a count). :func:`fold` is how they are read.
+that is known adds only what is new (a GPU, a count, another copy). :func:`fold` is how they are read.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def read_rows(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
 
 
 def fold(rows: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """Return one row per launch, with the number of its first line: GPUs united, counts added, misses noted."""
+    """Return one row per launch, with the number of its first line: GPUs united, counts added, misses noted, the last
+    copy of a captured entry.
+    """
     found: dict[str, tuple[int, dict[str, Any]]] = {}
     counts: dict[str, int] = {}
     misses: dict[str, str] = {}
@@ -110,6 +112,7 @@ def fold(rows: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, An
             before = found[name][1]
             united = sorted({*before.get("gpus", []), *row.get("gpus", [])}) if _texts(before, row) else []
             before["gpus"] = united or before.get("gpus", [])
+            before |= {"captured": row["captured"]} if "captured" in row else {}  # copied again: it was damaged
         else:
             found[name] = (number, {key: value for key, value in row.items() if key not in ("count", "miss")})
     for name, (_, row) in found.items():

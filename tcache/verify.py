@@ -172,16 +172,29 @@ def _compare_entries(report: Report, bundle: Bundle) -> None:
     try:
         index = bundle.index()
         described = {entry for entry, _ in index.kernels()}
-        report.captured = sum(index.fact(entry).get("captured") is True for entry in described)
+        facts = {entry: index.fact(entry) for entry in described}
         launched = {(row["gpu"], row["entry"]) for row in index.launches}
     except (BundleError, KeyError, TypeError):
         return  # reported as damaged
-    if report.captured:
+    captured = {entry for entry, row in facts.items() if row.get("captured") is True}
+    report.captured = len(captured)
+    if captured:
         report.notes.append(f"{report.captured} captured entries are intact; their launches cannot be replayed")
     packed, gpus = bundle.entries, {gpu["name"] for gpu in bundle.gpus}
     report.differences += [f"index.json does not describe entry {entry}" for entry in sorted(packed - described)]
     report.differences += [
         f"index.json describes entry {entry}, which is not packed" for entry in sorted(described - packed)
+    ]
+    idle = (packed & described) - captured - {entry for _, entry in launched}
+    idle -= {row["entry"] for row in report.unindexed}  # the row that reads it is reported as missing
+    report.differences += [
+        f"index.json describes entry {entry}, which no launch reads and no recording captured: it cannot be proven"
+        for entry in sorted(idle)
+    ]
+    report.differences += [
+        f"index.json answers launches with captured entry {entry}, which only what compiled it may launch"
+        for entry in sorted(captured)
+        if facts[entry].get("direct") is True
     ]
     report.differences += [
         f"index.json has a launch on {gpu!r}, which the bundle was not packed for: entry {entry}"

@@ -142,7 +142,7 @@ def spare_platform_search() -> None:
 
     @functools.lru_cache
     def answer() -> str:
-        found = platform_key(sys.executable, file_program=shutil.which("file") is not None)
+        found = platform_key(sys.executable or "", file_program=shutil.which("file") is not None)
         return found if found is not None else upstream()
 
     answer.spares_a_process = True  # type: ignore[attr-defined]

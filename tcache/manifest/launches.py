@@ -6,7 +6,17 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 
 from tcache.errors import ManifestError
 from tcache.rows import SCHEMA, fold, read_rows
@@ -38,6 +48,22 @@ class CapturedFile(BaseModel):
     sha256: StrictStr
 
 
+class Facts(BaseModel):
+    """What the name of a captured entry depends on, see :func:`tcache.explain.facts_of`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kernel: StrictStr
+    target: StrictStr
+    signature: dict[StrictStr, StrictStr]
+    constants: dict[StrictStr, Any]
+    attributes: dict[StrictStr, list[StrictStr]]
+    options: dict[StrictStr, Any]
+    source: StrictStr
+    line: StrictInt
+    text: StrictStr
+
+
 class Captured(BaseModel):
     """An entry that was copied beside the recording, see :mod:`tcache.capture`."""
 
@@ -46,8 +72,14 @@ class Captured(BaseModel):
     entry: Annotated[str, Field(pattern=r"^[A-Z2-7]{52}$")]
     build: StrictStr = ""
     arguments: list[StrictStr]
-    facts: dict[StrictStr, Any]
+    facts: Facts
     files: dict[Annotated[str, Field(pattern=r"^[^/\\\x00]+\.(json|cubin|hsaco)$")], CapturedFile]
+
+    @model_validator(mode="after")
+    def _of_one_kernel(self) -> Captured:
+        if sorted(self.arguments) != sorted(self.facts.signature):
+            raise ValueError("arguments are others than those of the signature")
+        return self
 
 
 class RecordedLaunch(BaseModel):

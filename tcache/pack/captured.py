@@ -93,7 +93,7 @@ def _entry(where: str, launch: RecordedLaunch, folder: Path, gpus: Iterable[GPU]
     captured = launch.captured
     if captured is None:
         return None
-    mine = tuple(gpu for gpu in gpus if str(gpu.target) == captured.facts.get("target"))
+    mine = tuple(gpu for gpu in gpus if str(gpu.target) == captured.facts.target)
     if not mine:
         return None
     here = distribution().digest
@@ -107,7 +107,8 @@ def _entry(where: str, launch: RecordedLaunch, folder: Path, gpus: Iterable[GPU]
     for name, row in captured.files.items():
         path = folder / captured.entry / name
         try:
-            contents[name] = path.read_bytes()
+            whole = path.stat().st_size == row.size and path.is_file()  # no pipe, and nothing larger than it should be
+            contents[name] = path.read_bytes() if whole else b""
         except OSError as error:
             raise BundleError(
                 f"{where}: captured entry {path}: {error.strerror}",
@@ -118,5 +119,5 @@ def _entry(where: str, launch: RecordedLaunch, folder: Path, gpus: Iterable[GPU]
     problem = entry_problem(captured.entry, contents)
     if problem is not None:
         raise BundleError(f"{folder / captured.entry}: {problem}", "record again")
-    facts = {**captured.facts, "direct": False, "captured": True}
+    facts = {**captured.facts.model_dump(), "direct": False, "captured": True}
     return CapturedEntry(captured.entry, mine, where, facts, contents, tuple(captured.arguments))

@@ -13,7 +13,7 @@ from tcache._triton import release
 from tcache._triton.distribution import distribution
 from tcache._triton.probe import key_environment
 from tcache._triton.ptxas import ptxas_release
-from tcache._triton.spared import recorded
+from tcache._triton.spared import believable, recorded
 from tcache.bundle import SCHEMA, Environment, environment_fields
 from tcache.errors import UsageError
 from tcache.pack.captured import CapturedEntry, captured_entries
@@ -190,12 +190,13 @@ def _environment(gpus: Iterable[GPU]) -> Environment:
     arches = {gpu.arch for gpu in gpus}
     releases = {found for arch in arches if (found := ptxas_release(arch)) is not None}
     here = distribution()
+    computed = believable(recorded(arches), release, here.files) if here.digest else {}
     return Environment.current(
         release,
         key_environment(),
         ", ".join(sorted(releases)) or None,
-        here.digest,
-        recorded(arches) if here.digest and here.problem is None else {},
+        here.digest if "triton_key" in computed else "",  # else Triton reads other files than those recorded
+        computed,
     )
 
 

@@ -20,6 +20,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import bundle_project
 
+from tcache.errors import ManifestError
+from tcache.manifest.launches import load_recording
+from tcache.pack._cubin import strip_debug, with_name
+
 pytest.importorskip("torch._inductor.runtime.compile_tasks")
 
 PROGRAM = '''\
@@ -243,15 +247,81 @@ for wanted in helper_sources([SimpleNamespace(src=source, metadata=metadata)]):
 DAMAGE = [
     (lambda entry: next(entry.glob("*.cubin")).unlink(), "No such file"),
     (lambda entry: next(entry.glob("*.cubin")).write_bytes(b"x"), "is not what was captured: its digest differs"),
+    (lambda entry: pipe(next(entry.glob("*.cubin"))), "is not what was captured: its digest differs"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "text"), DAMAGE, ids=["absent", "digest"])
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(("damage", "text"), DAMAGE, ids=["absent", "digest", "pipe"])
 def test_a_damaged_capture_is_refused(copied, damage, text):
     damage(min((copied / "serve.launches.captured").iterdir()))
     done = bundle_project.run(copied, "pack", "m.yaml", "--include-captured", "-o", "other", code=2)
     assert text in done.stderr
     assert not (copied / "other").exists()
+
+
+FLIPPED = [lambda entry: flip(next(entry.glob("*.cubin"))), *(damage for damage, _ in DAMAGE)]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["recording kept", "recording removed"])
+def test_recording_again_mends_a_damaged_capture(copied, forgotten):
+    """What packing advises; and without the recording nothing else would tell that a kernel's bytes are not its own."""
+    entries = sorted((copied / "serve.launches.captured").iterdir())
+    FLIPPED[0](entries[0])
+    FLIPPED[1 + forgotten](entries[1])
+    if forgotten:
+        (copied / "serve.launches.json").unlink()
+    record(copied, inductor="another")  # debug sections name another directory: other bytes, the same kernel
+    assert len(rows(copied)) == len(entries)
+    bundle_project.run(copied, "pack", "m.yaml", "--include-captured", "-o", "bundle", "--force")
+    assert all(frozen(copied)[0])
+    compiled = {path.parent.name: path for path in (copied / "another").rglob("*.cubin")}
+    for path in (copied / "bundle" / "entries").rglob("*.cubin"):
+        own = with_name(strip_debug(compiled[path.parent.name].read_bytes()), path.parent.name)
+        assert path.read_bytes() == own
+
+
+def test_a_recording_made_from_another_directory_keeps_what_it_has(copied):
+    before = (copied / "serve.launches.json").read_text()
+    record(copied, inductor="another")
+    assert (copied / "serve.launches.json").read_text() == before
+    bundle_project.run(copied, "pack", "m.yaml", "--include-captured", "-o", "bundle", "--force")
+
+
+MALFORMED = [
+    *((lambda one, name=name: one["facts"].pop(name), name)
+      for name in ("kernel", "target", "signature", "constants", "attributes", "options", "source", "line", "text")),
+    (lambda one: one["facts"].update(signature=[1]), "signature"),
+    (lambda one: one["facts"].update(constants="x"), "constants"),
+    (lambda one: one["facts"].update(options=[]), "options"),
+    (lambda one: one["facts"].update(kernel=5), "kernel"),
+    (lambda one: one.update(arguments=["other"]), "arguments"),
+    (lambda one: one.update(arguments=[]), "arguments"),
+    (lambda one: one["files"].update({"../x.json": {"size": 1, "sha256": ""}}), "files"),
+    (lambda one: one.update(entry="../x"), "entry"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "field"), MALFORMED)
+def test_a_malformed_capture_is_an_error_with_file_and_line(recorded, tmp_path, change, field):
+    row = rows(recorded)[0]
+    change(row["captured"])
+    path = tmp_path / "serve.launches.json"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ManifestError) as error:
+        load_recording(path)
+    assert f"{path}:1:1: captured" in str(error.value)
+    assert field in str(error.value)
 
 
 def test_a_capture_of_another_triton_is_refused(copied):

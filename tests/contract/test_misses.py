@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tcache
+from tcache._triton.distribution import Distribution
 from tcache.active import activate
 from tcache.errors import CacheMiss
 from tcache.keys import find_gpu
@@ -156,6 +157,20 @@ def test_another_build_of_the_same_release(project):
     miss = missing(scale, frozen(project))
     assert miss.reasons == ("build",)
     assert f"packed entry {lost.name} agrees in every field" in str(miss)
+    assert miss.hint.startswith("pack with the service's own Triton")
+
+
+def test_a_triton_that_was_edited_is_named(project, monkeypatch):
+    lost = next((project / "bundle" / "entries").glob("*/scale.cubin")).parent
+    shutil.rmtree(lost)
+    bundle_project.sign(project / "bundle")
+    module = frozen(project)
+    monkeypatch.setattr(
+        "tcache.explain.distribution", lambda: Distribution("", "jit.py: edited after it was installed")
+    )
+    assert "installed Triton: jit.py: edited after it was installed" in str(missing(scale, module))
+    monkeypatch.setattr("tcache.explain.distribution", lambda: Distribution("0" * 64))
+    assert "it was packed with another build of this release" in str(missing(scale, module))
 
 
 @pytest.mark.parametrize(

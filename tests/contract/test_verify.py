@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -223,6 +225,30 @@ def test_descriptions_and_entries_that_do_not_pair(project):
     named = "\n".join(found["differences"])
     assert "index.json describes entry " + "A" * 52 + ", which is not packed" in named
     assert "index.json does not describe entry" in named
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [({}, "which no launch reads and no recording captured"), ({"captured": True}, "answers launches with captured")],
+)
+def test_an_entry_that_no_launch_reads_proves_nothing(project, said, text):
+    """The index would answer launches with it that no replay makes."""
+    name = base64.b32encode(bytes(32)).decode().rstrip("=")
+
+    def change(data):
+        row = copy.deepcopy(data["entries"][entry_of(data, "scale")])
+        row["signature"]["x_ptr"] = "*fp16"
+        data["entries"][name] = {**row, **said}
+
+    entries = project / "bundle" / "entries"
+    data = json.loads((project / "bundle" / "index.json").read_text())
+    shutil.copytree(entries / entry_of(data, "scale"), entries / name)
+    bundle_project.edit(entries / name / "scale.json", lambda metadata: metadata.update(hash="00" * 32))
+    found = tampered(project, change)
+    assert (found["misses"], found["problems"]) == ([], [])
+    (difference,) = found["differences"]
+    assert name in difference
+    assert text in difference
 
 
 def test_another_build_of_triton_is_proven_by_its_key_alone(project):

@@ -31,7 +31,7 @@ def sites(tmp_path, monkeypatch):
 
 
 def both():
-    quick = [(point.name, point.value) for point in discover._points()]
+    quick = [(point.name, point.value) for point in discover._points()[0]]
     slow = [(point.name, point.value) for point in importlib.metadata.entry_points(group=discover.GROUP)]
     return sorted(quick), sorted(slow)
 
@@ -57,3 +57,27 @@ def test_the_quick_search_looks_into_zip_files(sites, tmp_path, monkeypatch):
     quick, slow = both()
     assert quick == slow
     assert ("zipped", "zipped") in quick
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "problem"),
+    [
+        ("[tcache.bundles]\nno equals sign\n", None, "its entry points cannot be read: "),
+        ("[tcache.bundles]\nbad = outer_of_bad.bundle\n", "raise RuntimeError('no GPU')", "RuntimeError: no GPU"),
+        ("[tcache.bundles]\nbad = outer_of_bad.bundle\n", "def (", "SyntaxError: "),
+        ("[tcache.bundles]\nbad = absent.bundle\n", None, "leads nowhere: ModuleNotFoundError"),
+    ],
+)
+def test_a_broken_package_hides_no_other(sites, text, code, problem):
+    """One package of somebody else's must not keep a service from starting."""
+    first, second = sites
+    package(first, "bad-1.0.dist-info", text)
+    if code is not None:
+        (first / "outer_of_bad").mkdir()
+        (first / "outer_of_bad" / "__init__.py").write_text(code)
+    package(second, "good-1.0.dist-info", "[tcache.bundles]\ngood = the_good_bundle\n")
+    (second / "the_good_bundle").mkdir()
+    (second / "the_good_bundle" / "bundle.json").write_text("{}")
+    found = discover.installed()
+    assert discover.Offer(str(second / "the_good_bundle")) in found
+    assert [problem in offer.problem for offer in found if str(second) not in offer.path] == [True]

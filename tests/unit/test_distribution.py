@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
+import triton
 
 from tcache._triton.distribution import distribution
-from tcache._triton.spared import recorded
+from tcache._triton.spared import believable, recorded
 
 FILES = {
     "triton/__init__.py": b"",
@@ -65,6 +67,59 @@ def test_an_edited_file_is_noticed(installed, name):
     assert described(installed).problem.startswith(str(path))
 
 
+def aged(installed, data):
+    """As ``COPY`` does it in a Dockerfile: the file keeps the time of the checkout it comes from."""
+    path = installed / "triton/compiler/compiler.py"
+    path.write_bytes(data)
+    os.utime(path, (1_000, 1_000))
+
+
+def clamped(installed, data):
+    """As reproducible images do it: one time for everything."""
+    (installed / "triton/compiler/compiler.py").write_bytes(data)
+    for path in installed.rglob("*"):
+        os.utime(path, (0, 0))
+
+
+def linked(installed, data):
+    (installed / "elsewhere").write_bytes(data)
+    os.utime(installed / "elsewhere", (1_000, 1_000))
+    path = installed / "triton/compiler/compiler.py"
+    path.unlink()
+    path.symlink_to(installed / "elsewhere")
+
+
+@pytest.mark.parametrize("edit", [aged, clamped, linked])
+def test_a_source_of_the_same_size_is_noticed_however_old_it_looks(installed, edit):
+    edit(installed, FILES["triton/compiler/compiler.py"])
+    assert described(installed).problem is None
+    edit(installed, b"compile = 2\n")
+    assert described(installed).problem == f"{installed}/triton/compiler/compiler.py: edited after it was installed"
+
+
+def test_an_edited_release_has_no_digest(installed):
+    """A bundle that it packs must not say that it was packed with the release."""
+    (installed / "triton/compiler/compiler.py").write_bytes(b"compile = 2\n")
+    assert described(installed).digest == ""
+
+
+DAMAGED = {
+    "long": 'triton/x.py,"' + "a" * 200_000 + '",1',
+    "digest": "triton/x.py,sha256=a,1",
+    "nul": "triton/x\0.py,sha256=YQ,1",
+    "size": "triton/x.so,sha256=YQ," + "9" * 5000,
+}
+
+
+@pytest.mark.parametrize("row", DAMAGED.values(), ids=DAMAGED)
+def test_a_record_that_is_damaged_is_a_problem(installed, row):
+    record = installed / "triton-9.9.dist-info" / "RECORD"
+    record.write_text(record.read_text() + row + "\n")
+    found = described(installed)
+    assert found.problem
+    assert found.digest == ""
+
+
 @pytest.mark.parametrize("name", ["triton/_C/libtriton.so", "triton/compiler/compiler.py"])
 def test_a_missing_file_is_noticed(installed, name):
     (installed / name).unlink()
@@ -77,7 +132,14 @@ def test_a_file_that_was_only_touched_is_read_and_believed(installed):
 
 
 @pytest.mark.parametrize(
-    "name", ["triton/compiler/more.py", "triton/backends/mine/__init__.py", "triton/language/extra.so"]
+    "name",
+    [
+        "triton/compiler/more.py",
+        "triton/backends/mine/__init__.py",
+        "triton/language/extra.so",
+        "triton/compiler/compiled.pyc",
+        f"triton/compiler/compiler/__init__{EXTENSION_SUFFIXES[0]}",
+    ],
 )
 def test_a_module_that_no_record_lists_is_noticed(installed, name):
     path = installed / name
@@ -140,6 +202,33 @@ def test_triton_is_given_what_it_would_compute():
     assert known == {
         "triton_key": triton_key(), "ptxas 80": get_ptxas_version(80), "ptxas 90": get_ptxas_version(90)
     }  # fmt: skip
+
+
+def test_only_what_the_record_bears_out_is_believed():
+    here = distribution()
+    version, known = triton.__version__, recorded([80, 90, 100])
+    assert believable(known, version, here.files) == known
+    edited = known["triton_key"].replace(here.files["triton/compiler/compiler.py"], "0" * 64)
+    library = known["triton_key"].replace("-" + here.files["triton/_C/libtriton.so"], "")
+    for key in ("another", version, "9.9.9" + known["triton_key"].removeprefix(version), edited, library):
+        assert key != known["triton_key"]
+        assert believable({"triton_key": key}, version, here.files) == {}
+    for name in ("ptxas", "ptxas ", "ptxas \u00b2", "ptxas " + "9" * 5000, "ptxas -1", "more"):
+        assert believable({name: "x"}, version, here.files) == {}
+    bare = {name: digest for name, digest in here.files.items() if "/bin/ptxas" not in name}
+    assert believable(known, version, bare) == {"triton_key": known["triton_key"]}
+    old = {name: digest for name, digest in here.files.items() if not name.endswith("ptxas-blackwell")}
+    assert set(believable(known, version, old)) == {"triton_key", "ptxas 80", "ptxas 90"}
+
+
+def test_what_was_given_is_not_recorded():
+    code = """
+    from tcache._triton.spared import recorded, spare
+    before = recorded([90])
+    spare({"triton_key": "given", "ptxas 90": "given"})
+    print(recorded([90]) == before)
+    """
+    assert run(code) == "True"
 
 
 ASKED = """
