@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,6 +73,8 @@ def _start(look: Callable[[list[T]], list[str]], part: list[T]) -> tuple[int, in
         child = -1
     if child == 0:
         try:
+            for number in (signal.SIGTERM, signal.SIGINT):  # a service's handlers are not this child's
+                signal.signal(number, signal.SIG_DFL)
             with open(writing, "wb") as answer:
                 answer.write(json.dumps(look(part)).encode())
         finally:

@@ -129,8 +129,8 @@ def _depths(name: str) -> range:
     return range(2, name.count("/") + 1)
 
 
-_WALKED = ("triton/compiler/", "triton/backends/", "triton/language/")
-"""Below these, ``triton_key`` hashes every module it finds."""
+_WALKED = ("triton/compiler/", "triton/backends/", "triton/language/", "triton/runtime/")
+"""Below the first three, ``triton_key`` hashes every module it finds; a package below the last would hide a module."""
 
 
 def _counts(row: list[str]) -> bool:
