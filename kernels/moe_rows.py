@@ -21,7 +21,7 @@ def gather_kernel(x_ptr, order_ptr, y_ptr, S, H, K, stride_xt, stride_xh, BLOCK:
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     pair = tl.load(order_ptr + row)
     token = (pair // K).to(tl.int64)
-    width = tl.where(pair >= 0, H, 0)  # nothing is read where there is no pair
+    width = tl.where((pair >= 0) & (pair < S), H, 0)  # nothing is read where there is no pair
     x_row = x_ptr + token * stride_xt + columns.to(tl.int64) * stride_xh
     values = tl.load(x_row, mask=columns < width, other=0.0)
     tl.store(y_ptr + row * H + columns, values, mask=columns < H)
@@ -32,7 +32,8 @@ def gather(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
 
     Args:
         x: ``[T, H]`` floating, any strides.
-        order: ``[T * k]`` contiguous int32: pairs as ``token * k + choice``, or -1, as ``align`` returns them.
+        order: ``[T * k]`` contiguous int32: pairs as ``token * k + choice``, as ``align`` returns them; what lies
+            outside of 0..T * k - 1 gives a row of zeros.
         k: choices of a token.
 
     Returns:
@@ -56,9 +57,9 @@ def gather(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
 
 def gather_reference(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
     """Return what :func:`gather` computes, in torch."""
-    return torch.where(
-        (order >= 0)[:, None], x[order.clamp(min=0).long() // k], torch.zeros((), dtype=x.dtype, device=x.device)
-    )
+    present = (order >= 0) & (order < order.shape[0])
+    tokens = torch.where(present, order, 0).long() // k
+    return torch.where(present[:, None], x[tokens], torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def gather_flops(x: torch.Tensor, order: torch.Tensor, k: int) -> int:

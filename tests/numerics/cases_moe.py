@@ -154,6 +154,15 @@ def test_align_refuses():
             align(*arguments)
 
 
+def test_gather_stays_inside_whatever_the_order(device):
+    x = torch.randn(4, 8, device=device)
+    order = torch.tensor([3, 8, -1, 1 << 30, 7, -(1 << 31), 0, 9], device=device, dtype=torch.int32)
+    rows = gather(x, order, 2)
+    assert torch.equal(rows, gather_reference(x, order, 2))
+    assert torch.equal(rows[[0, 4, 6]], x[[1, 3, 0]])
+    assert not rows[[1, 2, 3, 5, 7]].any()
+
+
 @pytest.mark.parametrize(("t", "h", "k"), [(1, 1, 1), (9, 300, 2), (5, 33, 4), (0, 8, 2)])
 def test_gather_and_combine(t, h, k, device):
     for dtype in (torch.float32, torch.float16):
