@@ -19,6 +19,7 @@ from .attention_forward import (
     SHARED_MEMORY,
     attention_forward_reference,
     check_attention,
+    like,
     quick_to_multiply,
     row_chunks,
     scores_of,
@@ -300,7 +301,7 @@ def attention_backward(
             f"expected lse {tuple(q.shape[:3])}, contiguous, float32 on {q.device}, "
             f"got {tuple(lse.shape)} {lse.dtype} on {lse.device}"
         )
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = like(q), like(k), like(v)
     if q.numel() == 0 or k.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     do, o = (x if x.stride(-1) == 1 else x.contiguous() for x in (do, o))

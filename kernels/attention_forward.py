@@ -205,6 +205,16 @@ def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: fl
     return float(scale)
 
 
+def like(x: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor in the memory order of ``x``, contiguous in the last dimension.
+
+    ``torch.empty_like`` alone does not promise that: where elements of ``x`` share memory (sliding windows: strides of
+    1 in two dimensions) it may put another dimension innermost.
+    """
+    found = torch.empty_like(x)
+    return found if found.stride(-1) == 1 else torch.empty(x.shape, device=x.device, dtype=x.dtype)
+
+
 def attention_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,7 +241,7 @@ def attention_forward(
     scale = check_attention(q, k, v, scale)
     batch, heads, q_len, dim = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
-    o = torch.empty_like(q)
+    o = like(q)
     lse = torch.empty((batch, heads, q_len), device=q.device, dtype=torch.float32)
     if o.numel() == 0:
         return o, lse
