@@ -95,7 +95,12 @@ def sparse_conv_kernel(
     tl.store(to, accumulator.to(out_ptr.dtype.element_ty), mask=known[:, None] & (columns[None, :] < COUT))
 
 
-def _check(features: torch.Tensor, neighbours: torch.Tensor) -> None:
+def check_map(features: torch.Tensor, neighbours: torch.Tensor) -> None:
+    """Raise unless features and neighbours fit together.
+
+    Raises:
+        ValueError: they do not.
+    """
     if features.dim() != 2 or neighbours.dim() != 2 or features.shape[0] != neighbours.shape[0]:
         raise ValueError(
             f"expected features [N, Cin] and neighbours [N, V], got {tuple(features.shape)} and {tuple(neighbours.shape)}"
@@ -127,7 +132,7 @@ def sparse_conv(
     Raises:
         ValueError: shapes, dtypes, devices or layout are not those.
     """
-    _check(features, neighbours)
+    check_map(features, neighbours)
     if weight.dim() != 3 or tuple(weight.shape[:2]) != (neighbours.shape[1], features.shape[1]):
         raise ValueError(
             f"expected weight [{neighbours.shape[1]}, {features.shape[1]}, Cout], got {tuple(weight.shape)}"

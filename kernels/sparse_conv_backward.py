@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 
 import tcache
 
 from .sparse_conv import (
+    check_map,
     sparse_conv,
     sparse_conv_bytes,
     sparse_conv_flops,
@@ -118,16 +120,22 @@ def sparse_conv_features_gradient(
 
 
 class SparseConv(torch.autograd.Function):
-    """:func:`sparse_conv` with gradients of features and weight: ``SparseConv.apply(features, weight, neighbours, …)``."""
+    """:func:`sparse_conv` with gradients of features and weight: ``SparseConv.apply(features, weight, neighbours, …)``.
+
+    Once differentiable. The map must be symmetric, as ``voxels.neighbour_map`` makes it: for another the gradient of the
+    features is wrong, and the map is on the GPU, where nobody looks.
+    """
 
     @staticmethod
     def forward(ctx, features, weight, neighbours, order=None, masks=None):
-        if order is None or masks is None:
+        check_map(features, neighbours)
+        if order is None and masks is None:
             order, masks = sort_rows(neighbours)
         ctx.save_for_backward(features, weight, neighbours, order, masks)
         return sparse_conv(features, weight, neighbours, order, masks)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         features, weight, neighbours, order, masks = ctx.saved_tensors
         gradient = gradient.contiguous()
