@@ -15,6 +15,7 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
 from .attention_forward import (
     SHARED_MEMORY,
     attention_forward_reference,
@@ -317,17 +318,18 @@ def attention_backward(
     def keys(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(kv_len, meta["BLOCK_N"]) * batch * kv_heads,)
 
-    attention_delta_kernel[queries](
-        *(o, do, delta, heads, q_len), *(*o.stride()[:3], *do.stride()[:3]), HEAD_DIM=dim
-    )  # fmt: skip
-    attention_dkdv_kernel[keys](
-        *(q, k, v, do, lse, delta, dk, dv, scale, kv_heads, q_len, kv_len),
-        *(*inputs, *dk.stride()[:3], *dv.stride()[:3]),
-        **shape,
-    )
-    attention_dq_kernel[queries](
-        *(q, k, v, do, lse, delta, dq, scale, heads, q_len, kv_len), *(*inputs, *dq.stride()[:3]), **shape
-    )
+    with on_device_of(q):
+        attention_delta_kernel[queries](
+            *(o, do, delta, heads, q_len), *(*o.stride()[:3], *do.stride()[:3]), HEAD_DIM=dim
+        )  # fmt: skip
+        attention_dkdv_kernel[keys](
+            *(q, k, v, do, lse, delta, dk, dv, scale, kv_heads, q_len, kv_len),
+            *(*inputs, *dk.stride()[:3], *dv.stride()[:3]),
+            **shape,
+        )
+        attention_dq_kernel[queries](
+            *(q, k, v, do, lse, delta, dq, scale, heads, q_len, kv_len), *(*inputs, *dq.stride()[:3]), **shape
+        )
     return dq, dk, dv
 
 

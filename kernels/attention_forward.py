@@ -14,6 +14,8 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
+
 HEAD_DIMS = (16, 32, 64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SHARED_MEMORY = 227 << 10
@@ -252,13 +254,14 @@ def attention_forward(
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(q_len, meta["BLOCK_M"]) * slots,)
 
-    attention_forward_kernel[grid](
-        *(q, k, v, o, lse, scale, slots, heads, q_len, kv_len),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3]),
-        HEAD_DIM=dim,
-        CAUSAL=bool(causal),
-        GROUP=heads // kv_heads,
-    )
+    with on_device_of(q):
+        attention_forward_kernel[grid](
+            *(q, k, v, o, lse, scale, slots, heads, q_len, kv_len),
+            *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3]),
+            HEAD_DIM=dim,
+            CAUSAL=bool(causal),
+            GROUP=heads // kv_heads,
+        )
     return o, lse
 
 

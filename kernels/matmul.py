@@ -90,14 +90,17 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         multiplied in TF32).
 
     Raises:
-        ValueError: shapes do not match, dtypes or devices differ, or the dtype is not a floating one.
+        ValueError: shapes do not match, dtypes or devices differ, or the dtype is none that tensor cores multiply.
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != b.dtype or a.device != b.device or not a.is_floating_point():
+    if a.dtype != b.dtype or a.device != b.device or not a.is_floating_point() or a.dtype == torch.float64:
         raise ValueError(
-            f"expected one floating dtype and one device, got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
+            "expected one floating dtype of at most 32 bits and one device, "
+            f"got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
         )
+    if a.device.type == "meta":
+        raise ValueError("expected matrices that have memory, got them on the meta device")
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), device=a.device, dtype=a.dtype)
     if m == 0 or n == 0:
@@ -108,7 +111,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 
-    matmul_kernel[grid](a, b, c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1))
+    strides = (a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1))
+    with torch.cuda.device_of(a):  # Triton launches on the current device
+        matmul_kernel[grid](a, b, c, m, n, k, *strides)
     return c
 
 

@@ -8,6 +8,8 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
+
 _CONFIGS = [
     triton.Config({"BLOCK": block}, num_warps=warps)
     for block, warps in [(256, 1), (512, 2), (1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8)]
@@ -51,7 +53,10 @@ def gather(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
     s, h = order.shape[0], x.shape[1]
     y = torch.empty((s, h), device=x.device, dtype=x.dtype)
     if y.numel():
-        gather_kernel[lambda meta: (s, triton.cdiv(h, meta["BLOCK"]))](x, order, y, s, h, k, x.stride(0), x.stride(1))
+        with on_device_of(x):
+            gather_kernel[lambda meta: (s, triton.cdiv(h, meta["BLOCK"]))](
+                x, order, y, s, h, k, x.stride(0), x.stride(1)
+            )
     return y
 
 
@@ -124,7 +129,8 @@ def combine(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> t
     (t, k), (s, h) = position.shape, y.shape
     out = torch.empty((t, h), device=y.device, dtype=y.dtype)
     if out.numel():
-        combine_kernel[lambda meta: (t, triton.cdiv(h, meta["BLOCK"]))](y, position, weights, out, t, s, h, k)
+        with on_device_of(y):
+            combine_kernel[lambda meta: (t, triton.cdiv(h, meta["BLOCK"]))](y, position, weights, out, t, s, h, k)
     return out
 
 
@@ -185,7 +191,8 @@ def silu_gate(x: torch.Tensor) -> torch.Tensor:
     s, f = x.shape[0], x.shape[1] // 2
     y = torch.empty((s, f), device=x.device, dtype=x.dtype)
     if y.numel():
-        silu_gate_kernel[lambda meta: (s, triton.cdiv(f, meta["BLOCK"]))](x, y, s, f)
+        with on_device_of(x):
+            silu_gate_kernel[lambda meta: (s, triton.cdiv(f, meta["BLOCK"]))](x, y, s, f)
     return y
 
 

@@ -13,6 +13,7 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
 from .voxels import fill_map, sort_rows
 
 MOST_OFFSETS = 62
@@ -156,10 +157,11 @@ def sparse_conv(
             raise ValueError(
                 f"expected {name} [{n}] of {dtype} on {out.device}, got {tuple(tensor.shape)} of {tensor.dtype}"
             )
-    sparse_conv_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK_M"]) * triton.cdiv(cout, meta["BLOCK_N"]),)](
-        features, weight, neighbours, order, masks, out, n, cin, cout, v, features.stride(0),
-        weight.stride(0), weight.stride(1), weight.stride(2),
-    )  # fmt: skip
+    with on_device_of(features):
+        sparse_conv_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK_M"]) * triton.cdiv(cout, meta["BLOCK_N"]),)](
+            features, weight, neighbours, order, masks, out, n, cin, cout, v, features.stride(0),
+            weight.stride(0), weight.stride(1), weight.stride(2),
+        )  # fmt: skip
     return out
 
 

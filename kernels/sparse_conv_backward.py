@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 import tcache
 
+from ._rows import on_device_of
 from .sparse_conv import (
     check_map,
     sparse_conv,
@@ -95,9 +96,10 @@ def sparse_conv_weight_gradient(
             tiles = triton.cdiv(cin, meta["BLOCK_I"]) * triton.cdiv(cout, meta["BLOCK_O"])
             return v, tiles, min(meta["CHUNKS"], triton.cdiv(n, meta["BLOCK_M"]))
 
-        sparse_conv_weight_kernel[grid](
-            features, gradient, neighbours, out, n, cin, cout, v, features.stride(0), gradient.stride(0)
-        )
+        with on_device_of(features):
+            sparse_conv_weight_kernel[grid](
+                features, gradient, neighbours, out, n, cin, cout, v, features.stride(0), gradient.stride(0)
+            )
     return out
 
 
