@@ -122,6 +122,7 @@ def route_reference(
     """Return what :func:`route` computes, in torch."""
     scores = logits.float().softmax(1) if scoring == "softmax" else logits.float().sigmoid()
     choice = logits.float() if bias is None else scores + bias.float()
+    choice = choice.masked_fill(choice.isnan(), -torch.inf)  # NaN is chosen last; torch sorts it first
     experts = choice.sort(dim=1, descending=True, stable=True).indices[:, :k]
     weights = scores.gather(1, experts)
     if renormalise:

@@ -210,6 +210,19 @@ def test_rows_refuse():
             function(*arguments)
 
 
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|All-NaN slice):RuntimeWarning")  # of the interpreter
+def test_references_choose_as_the_kernel_does(device):
+    """Of equal scores the first, as bfloat16 logits often have; NaN last."""
+    x, logits = torch.randn(3, 16, device=device), torch.ones(3, 17, device=device)
+    gate_up, down = torch.randn(17, 8, 16, device=device) / 4, torch.randn(17, 16, 4, device=device) / 4
+    got, wanted = moe_mlp(x, logits, gate_up, down, 3), moe_mlp_reference(x, logits, gate_up, down, 3)
+    torch.testing.assert_close(got, wanted, rtol=1e-2, atol=5e-2)  # TF32
+    logits[1, 2:9] = float("nan")
+    logits[2] = -torch.inf
+    for scoring in ("softmax", "sigmoid"):
+        assert torch.equal(route(logits, 5, scoring)[1], route_reference(logits, 5, scoring)[1])
+
+
 @pytest.mark.parametrize(("t", "e", "k"), [(1, 4, 2), (37, 5, 3)])
 def test_moe_mlp(t, e, k, device):
     h, f = 48, 32
