@@ -39,6 +39,8 @@ _CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}, num_warps=warps, num_stages=stages)
     for m, n, k, warps, stages in _TILES
 ]
+FARTHEST = 2**31 // max(k for _, _, k, _, _ in _TILES)
+"""Elements between two columns of ``a`` (rows of ``b``) from which a step of a tile does not fit 32 bits: they are copied."""
 
 
 @tcache.autotune(configs=_CONFIGS, key=["M", "N", "K"])
@@ -82,8 +84,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return ``a @ b``.
 
     Args:
-        a: ``[M, K]``, any strides.
-        b: ``[K, N]``, any strides, of the dtype of ``a``.
+        a: ``[M, K]``, any strides (copied where its columns are more than 8 million elements apart).
+        b: ``[K, N]``, any strides (the same for its rows), of the dtype of ``a``.
 
     Returns:
         ``[M, N]``, contiguous, of the dtype of ``a``; products are accumulated in float32 (float32 inputs are
@@ -107,6 +109,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return c
     if k == 0:
         return c.zero_()
+
+    # the kernel steps along K in 32 bits
+    if a.stride(1) >= FARTHEST:
+        a = a.contiguous()
+    if b.stride(0) >= FARTHEST:
+        b = b.t().contiguous().t()
 
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)

@@ -47,6 +47,7 @@ def test_a_launch_elsewhere_is_found():
 def calls():
     x, whole = torch.empty(16, 16, device="meta"), torch.empty(16, device="meta", dtype=torch.int32)
     table, heads = whole.view(4, 4), torch.empty(1, 1, 16, 16, device="meta")
+    pages = heads.transpose(1, 2)
     return {
         "vector_add:axpy": (1.0, x[0], x[1]), "matmul:matmul": (x, x),
         "softmax:softmax": (x,), "layernorm:layernorm": (x,), "rmsnorm:rmsnorm": (x,),
@@ -57,7 +58,7 @@ def calls():
         "moe_rows:combine": (x, table, x[:4, :4].contiguous()), "moe_rows:silu_gate": (x,),
         "attention:attention": (heads, heads, heads),
         "attention_backward:attention_backward": (heads, heads, heads, heads, heads, heads[..., 0].contiguous()),
-        "decode_attention:decode_attention": (heads[0], heads.transpose(1, 2), heads.transpose(1, 2), table[:1], whole[:1]),
+        "decode_attention:decode_attention": (heads[0], pages, pages, table[:1], whole[:1]),
         "sparse_conv:sparse_conv": (x[:4], torch.empty(4, 16, 8, device="meta"), table),
         "sparse_conv_backward:sparse_conv_weight_gradient": (x[:4], x[:4], table),
     }  # fmt: skip
