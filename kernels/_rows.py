@@ -71,7 +71,13 @@ def as_rows(x: torch.Tensor, name: str = "x") -> torch.Tensor:
 
 
 def on_device_of(x: torch.Tensor) -> torch.cuda.device_of:
-    """Return a context in which launches go to the GPU that holds ``x``; Triton launches on the current one."""
+    """Return a context in which launches go to the GPU that holds ``x``; Triton launches on the current one.
+
+    Raises:
+        ValueError: ``x`` is on the meta device: Triton takes its address, 0, for a pointer like any other.
+    """
+    if x.device.type == "meta":
+        raise ValueError("expected tensors that have memory, got one on the meta device")
     return torch.cuda.device_of(x)
 
 

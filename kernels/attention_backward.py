@@ -15,10 +15,12 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
 from .attention_forward import (
     SHARED_MEMORY,
     attention_forward_reference,
     check_attention,
+    like,
     quick_to_multiply,
     row_chunks,
     scores_of,
@@ -300,7 +302,7 @@ def attention_backward(
             f"expected lse {tuple(q.shape[:3])}, contiguous, float32 on {q.device}, "
             f"got {tuple(lse.shape)} {lse.dtype} on {lse.device}"
         )
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = like(q), like(k), like(v)
     if q.numel() == 0 or k.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     do, o = (x if x.stride(-1) == 1 else x.contiguous() for x in (do, o))
@@ -316,17 +318,18 @@ def attention_backward(
     def keys(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(kv_len, meta["BLOCK_N"]) * batch * kv_heads,)
 
-    attention_delta_kernel[queries](
-        *(o, do, delta, heads, q_len), *(*o.stride()[:3], *do.stride()[:3]), HEAD_DIM=dim
-    )  # fmt: skip
-    attention_dkdv_kernel[keys](
-        *(q, k, v, do, lse, delta, dk, dv, scale, kv_heads, q_len, kv_len),
-        *(*inputs, *dk.stride()[:3], *dv.stride()[:3]),
-        **shape,
-    )
-    attention_dq_kernel[queries](
-        *(q, k, v, do, lse, delta, dq, scale, heads, q_len, kv_len), *(*inputs, *dq.stride()[:3]), **shape
-    )
+    with on_device_of(q):
+        attention_delta_kernel[queries](
+            *(o, do, delta, heads, q_len), *(*o.stride()[:3], *do.stride()[:3]), HEAD_DIM=dim
+        )  # fmt: skip
+        attention_dkdv_kernel[keys](
+            *(q, k, v, do, lse, delta, dk, dv, scale, kv_heads, q_len, kv_len),
+            *(*inputs, *dk.stride()[:3], *dv.stride()[:3]),
+            **shape,
+        )
+        attention_dq_kernel[queries](
+            *(q, k, v, do, lse, delta, dq, scale, heads, q_len, kv_len), *(*inputs, *dq.stride()[:3]), **shape
+        )
     return dq, dk, dv
 
 

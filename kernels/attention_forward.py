@@ -14,6 +14,8 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
+
 HEAD_DIMS = (16, 32, 64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SHARED_MEMORY = 227 << 10
@@ -205,6 +207,16 @@ def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: fl
     return float(scale)
 
 
+def like(x: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor in the memory order of ``x``, contiguous in the last dimension.
+
+    ``torch.empty_like`` alone does not promise that: where elements of ``x`` share memory (sliding windows: strides of
+    1 in two dimensions) it may put another dimension innermost.
+    """
+    found = torch.empty_like(x)
+    return found if found.stride(-1) == 1 else torch.empty(x.shape, device=x.device, dtype=x.dtype)
+
+
 def attention_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,7 +243,7 @@ def attention_forward(
     scale = check_attention(q, k, v, scale)
     batch, heads, q_len, dim = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
-    o = torch.empty_like(q)
+    o = like(q)
     lse = torch.empty((batch, heads, q_len), device=q.device, dtype=torch.float32)
     if o.numel() == 0:
         return o, lse
@@ -242,13 +254,14 @@ def attention_forward(
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(q_len, meta["BLOCK_M"]) * slots,)
 
-    attention_forward_kernel[grid](
-        *(q, k, v, o, lse, scale, slots, heads, q_len, kv_len),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3]),
-        HEAD_DIM=dim,
-        CAUSAL=bool(causal),
-        GROUP=heads // kv_heads,
-    )
+    with on_device_of(q):
+        attention_forward_kernel[grid](
+            *(q, k, v, o, lse, scale, slots, heads, q_len, kv_len),
+            *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3]),
+            HEAD_DIM=dim,
+            CAUSAL=bool(causal),
+            GROUP=heads // kv_heads,
+        )
     return o, lse
 
 

@@ -15,6 +15,8 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
+
 HEAD_DIMS = (16, 32, 64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PAGE_SIZES = (16, 32, 64, 128)
@@ -279,19 +281,20 @@ def decode_attention(
     whole = splits == 1
     parts = o if whole else torch.empty((batch, heads, splits, dim), device=q.device, dtype=torch.float32)
     lse = o if whole else torch.empty((batch, heads, splits), device=q.device, dtype=torch.float32)
-    decode_attention_kernel[(slots * splits,)](
-        *(q, k_cache, v_cache, block_table, lengths, o, parts, lse, scale, slots, splits, kv_heads, pages, width),
-        *(*q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
-        *(block_table.stride(0), lengths.stride(0), *o.stride()[:2]),
-        HEAD_DIM=dim,
-        GROUP=group,
-        ROWS=max(16, triton.next_power_of_2(group)),
-        PAGE_SIZE=page_size,
-        FLAT=k_cache.stride() == v_cache.stride() and k_cache.stride(0) == page_size * k_cache.stride(1),
-        WHOLE=whole,
-    )
-    if not whole:
-        decode_combine_kernel[(batch * heads,)](parts, lse, o, heads, splits, *o.stride()[:2], HEAD_DIM=dim)
+    with on_device_of(q):
+        decode_attention_kernel[(slots * splits,)](
+            *(q, k_cache, v_cache, block_table, lengths, o, parts, lse, scale, slots, splits, kv_heads, pages, width),
+            *(*q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
+            *(block_table.stride(0), lengths.stride(0), *o.stride()[:2]),
+            HEAD_DIM=dim,
+            GROUP=group,
+            ROWS=max(16, triton.next_power_of_2(group)),
+            PAGE_SIZE=page_size,
+            FLAT=k_cache.stride() == v_cache.stride() and k_cache.stride(0) == page_size * k_cache.stride(1),
+            WHOLE=whole,
+        )
+        if not whole:
+            decode_combine_kernel[(batch * heads,)](parts, lse, o, heads, splits, *o.stride()[:2], HEAD_DIM=dim)
     return o
 
 

@@ -115,9 +115,9 @@ def affine_relu_(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tens
     """Replace ``x`` by ``relu(x*a + b)`` and return it.
 
     Args:
-        x: as for :func:`affine_relu`, but more than two dimensions must merge into rows without a copy, and no two
-            elements may share memory.
-        a, b: as for :func:`affine_relu`.
+        x: as for :func:`affine_relu`, but more than two dimensions must merge into rows without a copy, no two
+            elements may share memory, and autograd must not follow it.
+        a, b: as for :func:`affine_relu`, and not parts of ``x``.
 
     Raises:
         ValueError: as for :func:`affine_relu`; also when ``x`` cannot be written in place.
@@ -125,8 +125,13 @@ def affine_relu_(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tens
     _check(x, a, b)
     if x.numel() == 0:
         return x
-    if any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True)):
+    if _shares(x):
         raise ValueError(f"x: elements share memory (strides {tuple(x.stride())}); expected each to have its own")
+    for name, value in (("a", a), ("b", b)):
+        if isinstance(value, torch.Tensor) and _meet(x, value):
+            raise ValueError(f"{name}: expected memory that does not share memory with x, which is written; clone it")
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise ValueError("x: requires a gradient, expected none: what is done in place here has none (torch.no_grad)")
     if x.dim() > 2 and as_rows(x).data_ptr() != x.data_ptr():
         raise ValueError(f"x: leading dimensions of shape {tuple(x.shape)}, strides {tuple(x.stride())} do not merge")
     rows = _flat(x, a, b)
@@ -136,7 +141,34 @@ def affine_relu_(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tens
             rows, _number(a), _number(b), m, n, rows.stride(0), rows.stride(1),
             A_VECTOR=isinstance(a, torch.Tensor), B_VECTOR=isinstance(b, torch.Tensor),
         )  # fmt: skip
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)  # so that autograd refuses a gradient that needs the old values
     return x
+
+
+def _shares(x: torch.Tensor) -> bool:
+    """Return whether elements may share memory: a stride does not step over all that the smaller ones reach."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
+def _meet(x: torch.Tensor, vector: torch.Tensor) -> bool:
+    """Return whether the memory between the first and the last element of both meets."""
+    if x.untyped_storage()._cdata != vector.untyped_storage()._cdata:
+        return False
+
+    def ends(tensor: torch.Tensor) -> tuple[int, int]:
+        first = tensor.storage_offset()
+        last = first + sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+        return first * tensor.element_size(), (last + 1) * tensor.element_size()
+
+    (start, end), (other_start, other_end) = ends(x), ends(vector)
+    return start < other_end and other_start < end
 
 
 def _check(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from .matmul_persistent import matmul_persistent
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return ``x @ weight.T + bias``.
+    """Return ``x @ weight.T + bias``, without a gradient for any of them.
 
     Args:
         x: ``[..., K]``; up to 128 rows are bound by reading the weight, more by multiplying.
@@ -34,7 +34,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     y = (matmul_decode if rows.shape[0] <= MOST_ROWS else matmul_persistent)(rows, weight.t())
     if bias is not None:
-        y += bias
+        y += bias.detach()  # a gradient of the bias alone would look like one of everything
     return y.view(*x.shape[:-1], weight.shape[0])
 
 

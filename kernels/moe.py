@@ -12,6 +12,8 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
+
 _ROUTE_CONFIGS = [
     triton.Config({"BLOCK_T": rows}, num_warps=warps)
     for rows, warps in [(1, 1), (2, 1), (4, 1), (4, 4), (8, 4), (16, 4), (32, 4), (32, 8)]
@@ -105,11 +107,12 @@ def route(
     weights = torch.empty((t, k), device=logits.device, dtype=torch.float32)
     experts = torch.empty((t, k), device=logits.device, dtype=torch.int32)
     if t:
-        route_kernel[lambda meta: (triton.cdiv(t, meta["BLOCK_T"]),)](
-            logits, logits if bias is None else bias, weights, experts, t, e, logits.stride(0), logits.stride(1),
-            k, scoring == "sigmoid", bool(renormalise), bias is not None,
-            triton.next_power_of_2(e), triton.next_power_of_2(k),
-        )  # fmt: skip
+        with on_device_of(logits):
+            route_kernel[lambda meta: (triton.cdiv(t, meta["BLOCK_T"]),)](
+                logits, logits if bias is None else bias, weights, experts, t, e, logits.stride(0), logits.stride(1),
+                k, scoring == "sigmoid", bool(renormalise), bias is not None,
+                triton.next_power_of_2(e), triton.next_power_of_2(k),
+            )  # fmt: skip
     return weights, experts
 
 
@@ -119,6 +122,7 @@ def route_reference(
     """Return what :func:`route` computes, in torch."""
     scores = logits.float().softmax(1) if scoring == "softmax" else logits.float().sigmoid()
     choice = logits.float() if bias is None else scores + bias.float()
+    choice = choice.masked_fill(choice.isnan(), -torch.inf)  # NaN is chosen last; torch sorts it first
     experts = choice.sort(dim=1, descending=True, stable=True).indices[:, :k]
     weights = scores.gather(1, experts)
     if renormalise:
@@ -232,9 +236,10 @@ def align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor
     blocks, width = triton.cdiv(pairs, _BLOCK), triton.next_power_of_2(count)
     counts = torch.empty((blocks, count), device=device, dtype=torch.int32)
     totals = torch.empty((count,), device=device, dtype=torch.int32)
-    align_count_kernel[(blocks,)](experts, counts, order, pairs, count, width, _BLOCK)
-    align_sum_kernel[(count,)](counts, totals, blocks, count)
-    align_place_kernel[(blocks,)](experts, counts, totals, offsets, order, position, pairs, count, width, _BLOCK)
+    with on_device_of(experts):
+        align_count_kernel[(blocks,)](experts, counts, order, pairs, count, width, _BLOCK)
+        align_sum_kernel[(count,)](counts, totals, blocks, count)
+        align_place_kernel[(blocks,)](experts, counts, totals, offsets, order, position, pairs, count, width, _BLOCK)
     return offsets, order, position
 
 

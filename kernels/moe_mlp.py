@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .grouped_gemm import grouped_gemm
-from .moe import align, route
+from .moe import align, route, route_reference
 from .moe_rows import combine, gather, silu_gate
 
 
@@ -46,7 +46,8 @@ def moe_mlp_reference(
 ) -> torch.Tensor:
     """Return what :func:`moe_mlp` computes, in torch and float32, rounded once; every expert sees every token."""
     scores = logits.float().softmax(1)
-    weights, experts = scores.topk(k, dim=1)
+    experts = route_reference(logits, k)[1].long()  # of equal scores the first, which topk does not promise
+    weights = scores.gather(1, experts)
     weights = weights / weights.sum(1, keepdim=True)
     share = torch.zeros_like(scores).scatter_(1, experts, weights)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

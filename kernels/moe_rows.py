@@ -8,6 +8,8 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
+
 _CONFIGS = [
     triton.Config({"BLOCK": block}, num_warps=warps)
     for block, warps in [(256, 1), (512, 2), (1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8)]
@@ -21,7 +23,7 @@ def gather_kernel(x_ptr, order_ptr, y_ptr, S, H, K, stride_xt, stride_xh, BLOCK:
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     pair = tl.load(order_ptr + row)
     token = (pair // K).to(tl.int64)
-    width = tl.where(pair >= 0, H, 0)  # nothing is read where there is no pair
+    width = tl.where((pair >= 0) & (pair < S), H, 0)  # nothing is read where there is no pair
     x_row = x_ptr + token * stride_xt + columns.to(tl.int64) * stride_xh
     values = tl.load(x_row, mask=columns < width, other=0.0)
     tl.store(y_ptr + row * H + columns, values, mask=columns < H)
@@ -32,7 +34,8 @@ def gather(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
 
     Args:
         x: ``[T, H]`` floating, any strides.
-        order: ``[T * k]`` contiguous int32: pairs as ``token * k + choice``, or -1, as ``align`` returns them.
+        order: ``[T * k]`` contiguous int32: pairs as ``token * k + choice``, as ``align`` returns them; what lies
+            outside of 0..T * k - 1 gives a row of zeros.
         k: choices of a token.
 
     Returns:
@@ -50,15 +53,18 @@ def gather(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
     s, h = order.shape[0], x.shape[1]
     y = torch.empty((s, h), device=x.device, dtype=x.dtype)
     if y.numel():
-        gather_kernel[lambda meta: (s, triton.cdiv(h, meta["BLOCK"]))](x, order, y, s, h, k, x.stride(0), x.stride(1))
+        with on_device_of(x):
+            gather_kernel[lambda meta: (s, triton.cdiv(h, meta["BLOCK"]))](
+                x, order, y, s, h, k, x.stride(0), x.stride(1)
+            )
     return y
 
 
 def gather_reference(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
     """Return what :func:`gather` computes, in torch."""
-    return torch.where(
-        (order >= 0)[:, None], x[order.clamp(min=0).long() // k], torch.zeros((), dtype=x.dtype, device=x.device)
-    )
+    present = (order >= 0) & (order < order.shape[0])
+    tokens = torch.where(present, order, 0).long() // k
+    return torch.where(present[:, None], x[tokens], torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def gather_flops(x: torch.Tensor, order: torch.Tensor, k: int) -> int:
@@ -123,7 +129,8 @@ def combine(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> t
     (t, k), (s, h) = position.shape, y.shape
     out = torch.empty((t, h), device=y.device, dtype=y.dtype)
     if out.numel():
-        combine_kernel[lambda meta: (t, triton.cdiv(h, meta["BLOCK"]))](y, position, weights, out, t, s, h, k)
+        with on_device_of(y):
+            combine_kernel[lambda meta: (t, triton.cdiv(h, meta["BLOCK"]))](y, position, weights, out, t, s, h, k)
     return out
 
 
@@ -184,7 +191,8 @@ def silu_gate(x: torch.Tensor) -> torch.Tensor:
     s, f = x.shape[0], x.shape[1] // 2
     y = torch.empty((s, f), device=x.device, dtype=x.dtype)
     if y.numel():
-        silu_gate_kernel[lambda meta: (s, triton.cdiv(f, meta["BLOCK"]))](x, y, s, f)
+        with on_device_of(x):
+            silu_gate_kernel[lambda meta: (s, triton.cdiv(f, meta["BLOCK"]))](x, y, s, f)
     return y
 
 

@@ -13,6 +13,7 @@ import triton.language as tl
 
 import tcache
 
+from ._rows import on_device_of
 from .voxels import fill_map, sort_rows
 
 MOST_OFFSETS = 62
@@ -95,7 +96,12 @@ def sparse_conv_kernel(
     tl.store(to, accumulator.to(out_ptr.dtype.element_ty), mask=known[:, None] & (columns[None, :] < COUT))
 
 
-def _check(features: torch.Tensor, neighbours: torch.Tensor) -> None:
+def check_map(features: torch.Tensor, neighbours: torch.Tensor) -> None:
+    """Raise unless features and neighbours fit together.
+
+    Raises:
+        ValueError: they do not.
+    """
     if features.dim() != 2 or neighbours.dim() != 2 or features.shape[0] != neighbours.shape[0]:
         raise ValueError(
             f"expected features [N, Cin] and neighbours [N, V], got {tuple(features.shape)} and {tuple(neighbours.shape)}"
@@ -127,7 +133,7 @@ def sparse_conv(
     Raises:
         ValueError: shapes, dtypes, devices or layout are not those.
     """
-    _check(features, neighbours)
+    check_map(features, neighbours)
     if weight.dim() != 3 or tuple(weight.shape[:2]) != (neighbours.shape[1], features.shape[1]):
         raise ValueError(
             f"expected weight [{neighbours.shape[1]}, {features.shape[1]}, Cout], got {tuple(weight.shape)}"
@@ -151,10 +157,11 @@ def sparse_conv(
             raise ValueError(
                 f"expected {name} [{n}] of {dtype} on {out.device}, got {tuple(tensor.shape)} of {tensor.dtype}"
             )
-    sparse_conv_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK_M"]) * triton.cdiv(cout, meta["BLOCK_N"]),)](
-        features, weight, neighbours, order, masks, out, n, cin, cout, v, features.stride(0),
-        weight.stride(0), weight.stride(1), weight.stride(2),
-    )  # fmt: skip
+    with on_device_of(features):
+        sparse_conv_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK_M"]) * triton.cdiv(cout, meta["BLOCK_N"]),)](
+            features, weight, neighbours, order, masks, out, n, cin, cout, v, features.stride(0),
+            weight.stride(0), weight.stride(1), weight.stride(2),
+        )  # fmt: skip
     return out
 
 

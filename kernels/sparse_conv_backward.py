@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 
 import tcache
 
+from ._rows import on_device_of
 from .sparse_conv import (
+    check_map,
     sparse_conv,
     sparse_conv_bytes,
     sparse_conv_flops,
@@ -93,9 +96,10 @@ def sparse_conv_weight_gradient(
             tiles = triton.cdiv(cin, meta["BLOCK_I"]) * triton.cdiv(cout, meta["BLOCK_O"])
             return v, tiles, min(meta["CHUNKS"], triton.cdiv(n, meta["BLOCK_M"]))
 
-        sparse_conv_weight_kernel[grid](
-            features, gradient, neighbours, out, n, cin, cout, v, features.stride(0), gradient.stride(0)
-        )
+        with on_device_of(features):
+            sparse_conv_weight_kernel[grid](
+                features, gradient, neighbours, out, n, cin, cout, v, features.stride(0), gradient.stride(0)
+            )
     return out
 
 
@@ -118,16 +122,22 @@ def sparse_conv_features_gradient(
 
 
 class SparseConv(torch.autograd.Function):
-    """:func:`sparse_conv` with gradients of features and weight: ``SparseConv.apply(features, weight, neighbours, …)``."""
+    """:func:`sparse_conv` with gradients of features and weight: ``SparseConv.apply(features, weight, neighbours, …)``.
+
+    Once differentiable. The map must be symmetric, as ``voxels.neighbour_map`` makes it: for another the gradient of the
+    features is wrong, and the map is on the GPU, where nobody looks.
+    """
 
     @staticmethod
     def forward(ctx, features, weight, neighbours, order=None, masks=None):
-        if order is None or masks is None:
+        check_map(features, neighbours)
+        if order is None and masks is None:
             order, masks = sort_rows(neighbours)
         ctx.save_for_backward(features, weight, neighbours, order, masks)
         return sparse_conv(features, weight, neighbours, order, masks)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         features, weight, neighbours, order, masks = ctx.saved_tensors
         gradient = gradient.contiguous()

@@ -58,12 +58,15 @@ def axpy(a: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         raise ValueError(
             f"expected one floating dtype and one device, got {x.dtype} on {x.device}, {y.dtype} on {y.device}"
         )
-    if not (x.is_contiguous() and y.is_contiguous()):
-        raise ValueError("expected contiguous vectors")
+    if not (x.is_contiguous() and y.is_contiguous()) or x.device.type == "meta":
+        raise ValueError(
+            f"expected contiguous vectors that have memory, got strides {x.stride()}, {y.stride()} on {x.device}"
+        )
     z = torch.empty_like(x)
     n = x.numel()
     if n:
-        axpy_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, z, float(a), n)
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            axpy_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, z, float(a), n)
     return z
 
 

@@ -20,7 +20,12 @@ def neighbour_map(coordinates: torch.Tensor, size: int = 3) -> torch.Tensor:
     Raises:
         ValueError: ``coordinates`` are no such integers, or ``size`` is even.
     """
-    if coordinates.dim() != 2 or coordinates.shape[1] < 2 or coordinates.is_floating_point():
+    if (
+        coordinates.dim() != 2
+        or coordinates.shape[1] < 2
+        or coordinates.is_floating_point()
+        or coordinates.is_complex()
+    ):
         raise ValueError(
             f"expected integer coordinates [N, 1 + D], got {tuple(coordinates.shape)} of {coordinates.dtype}"
         )

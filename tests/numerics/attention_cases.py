@@ -123,6 +123,19 @@ def check_layouts(dtype, device):
     close(got, wanted.sum(1, keepdim=True), GRADIENT_TOLERANCE)
 
 
+def check_windows(dtype, device):
+    """Queries, keys and values whose rows overlap, as windows that slide over a signal do."""
+    for strides in ((0, 0, 1, 1), (1, 1, 16, 1), (0, 0, 0, 1)):
+        q, k, v = (torch.randn(300, device=device).to(dtype).as_strided((2, 2, 9, 16), strides) for _ in range(3))
+        do = torch.randn(2, 2, 9, 16, device=device).to(dtype)
+        o, lse = attention_forward(q, k, v)
+        close(o, attention_forward_reference(q, k, v)[0])
+        got = attention_backward(do, q, k, v, o, lse)
+        wanted = attention_backward_reference(do, q, k, v, o, lse)
+        for mine, theirs in zip(got, wanted, strict=True):
+            close(mine, theirs, GRADIENT_TOLERANCE)
+
+
 def check_special_values(dtype, device):
     q, k, v = inputs((1, 1, 1, 40, 40, 16, True), dtype, device)
     q[0, 0, 7], k[0, 0, 20] = float("nan"), float("nan")

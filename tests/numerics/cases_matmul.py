@@ -191,6 +191,11 @@ def test_linear(shape, device):
     close(linear(x, weight, bias), linear_reference(x, weight, bias))
 
 
+def test_linear_has_no_gradient_not_even_of_its_bias(device):
+    x, weight, bias = (torch.randn(*size, device=device, requires_grad=True) for size in ((2, 8), (4, 8), (4,)))
+    assert not linear(x, weight, bias).requires_grad
+
+
 def test_linear_refuses():
     x, weight = torch.zeros(2, 3), torch.zeros(4, 3)
     for arguments in [(x, weight.t()), (x, weight, torch.zeros(3)), (x, weight, torch.zeros(4).half()), (x, weight[0])]:

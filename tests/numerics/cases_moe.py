@@ -154,6 +154,15 @@ def test_align_refuses():
             align(*arguments)
 
 
+def test_gather_stays_inside_whatever_the_order(device):
+    x = torch.randn(4, 8, device=device)
+    order = torch.tensor([3, 8, -1, 1 << 30, 7, -(1 << 31), 0, 9], device=device, dtype=torch.int32)
+    rows = gather(x, order, 2)
+    assert torch.equal(rows, gather_reference(x, order, 2))
+    assert torch.equal(rows[[0, 4, 6]], x[[1, 3, 0]])
+    assert not rows[[1, 2, 3, 5, 7]].any()
+
+
 @pytest.mark.parametrize(("t", "h", "k"), [(1, 1, 1), (9, 300, 2), (5, 33, 4), (0, 8, 2)])
 def test_gather_and_combine(t, h, k, device):
     for dtype in (torch.float32, torch.float16):
@@ -199,6 +208,19 @@ def test_rows_refuse():
     ]:  # fmt: skip
         with pytest.raises(ValueError, match="expected"):
             function(*arguments)
+
+
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|All-NaN slice):RuntimeWarning")  # of the interpreter
+def test_references_choose_as_the_kernel_does(device):
+    """Of equal scores the first, as bfloat16 logits often have; NaN last."""
+    x, logits = torch.randn(3, 16, device=device), torch.ones(3, 17, device=device)
+    gate_up, down = torch.randn(17, 8, 16, device=device) / 4, torch.randn(17, 16, 4, device=device) / 4
+    got, wanted = moe_mlp(x, logits, gate_up, down, 3), moe_mlp_reference(x, logits, gate_up, down, 3)
+    torch.testing.assert_close(got, wanted, rtol=1e-2, atol=5e-2)  # TF32
+    logits[1, 2:9] = float("nan")
+    logits[2] = -torch.inf
+    for scoring in ("softmax", "sigmoid"):
+        assert torch.equal(route(logits, 5, scoring)[1], route_reference(logits, 5, scoring)[1])
 
 
 @pytest.mark.parametrize(("t", "e", "k"), [(1, 4, 2), (37, 5, 3)])

@@ -103,6 +103,25 @@ def test_gradients(count, cin, cout, device):
     close(features_gradient(gradient, weight, neighbours), gradients(conv_reference)[1])
 
 
+def test_no_gradient_of_gradients(device):
+    neighbours = neighbour_map(voxels(20, device))
+    features = torch.randn(20, 4, device=device, requires_grad=True)
+    weight = torch.randn(27, 4, 8, device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(
+        SparseConv.apply(features, weight, neighbours).square().sum(), features, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_gradients_refuse_before_anything_is_sorted():
+    features, weight, neighbours = torch.zeros(5, 4), torch.zeros(65, 4, 8), torch.zeros(5, 65).int()
+    with pytest.raises(ValueError, match="expected at most 62 offsets"):
+        SparseConv.apply(features, weight, neighbours)
+    with pytest.raises(ValueError, match="expected both"):
+        SparseConv.apply(features, weight[:27], neighbours[:, :27].contiguous(), torch.zeros(5).int())
+
+
 def test_conv_by_torch(device):
     neighbours = neighbour_map(voxels(50, device))
     features, weight = torch.randn(50, 8, device=device), torch.randn(27, 8, 12, device=device)

@@ -158,6 +158,24 @@ def test_affine_relu_of_any_strides(kind, randn):
             close(x, wanted)
 
 
+def test_affine_relu_in_place_is_seen_by_autograd(randn):
+    x = randn(3, 4).requires_grad_()
+    y = x.exp()
+    with torch.no_grad():
+        kernel("elementwise", "affine_relu_")(y, 2.0, 0.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    with torch.inference_mode():
+        assert kernel("elementwise", "affine_relu_")(torch.ones_like(x), 2.0, 0.5).eq(2.5).all()
+
+
+def test_affine_relu_in_place_with_vectors_from_beside_it(randn):
+    buffer = randn(5, 8)
+    x, a = buffer[:3], buffer[3]
+    wanted = kernel("elementwise", "affine_relu_reference")(x, a, 0.5)
+    close(kernel("elementwise", "affine_relu_")(x, a, 0.5), wanted)
+
+
 def test_affine_relu_of_special_values(randn):
     affine_relu, reference = pair("elementwise", "affine_relu")
     x = randn(100)
@@ -195,6 +213,7 @@ Z = torch.zeros
 WHOLE = Z(2, 3, dtype=torch.int32)
 DOUBLE = Z(2, 3, dtype=torch.float64)
 META = Z(3, device="meta")
+PART = Z(4, 3)
 I8, F8 = Z(2, 3, dtype=torch.int8), Z(2, 3, dtype=torch.float8_e4m3fn)
 HALF = Z(4, 2, dtype=torch.float16)
 
@@ -207,6 +226,11 @@ REFUSED = [
         (Z(2, 3), Z(6)[::2], 1.0), (Z(2, 3), Z(3, dtype=torch.int32), 1.0))),
     ("elementwise", "affine_relu_", (Z(1, 3).expand(2, 3), 1.0, 1.0)),
     ("elementwise", "affine_relu_", (Z(2, 3, 4).transpose(0, 1), 1.0, Z(4))),
+    ("elementwise", "affine_relu_", (Z(9).as_strided((3, 3), (1, 1)), 1.0, 1.0)),
+    ("elementwise", "affine_relu_", (Z(9).as_strided((3, 4), (2, 1)), 1.0, 1.0)),
+    ("elementwise", "affine_relu_", (PART, PART[1], 1.0)),
+    ("elementwise", "affine_relu_", (PART[1:], 1.0, PART[2])),
+    ("elementwise", "affine_relu_", (Z(2, 3).requires_grad_(), 1.0, 1.0)),
     *((name, name, arguments) for name in ("layernorm", "rmsnorm") for arguments in (
         (Z(2, 3), Z(2)), (Z(2, 3), Z(3, 1)), (Z(2, 3), META), (Z(2, 3), Z(3, dtype=torch.int8)), (Z(2, 3), Z(6)[::2]))),
     ("layernorm", "layernorm", (Z(2, 3), None, Z(3))),

@@ -81,6 +81,10 @@ def test_layouts():
     cases.check_layouts(torch.float32, "cpu")
 
 
+def test_windows():
+    cases.check_windows(torch.float32, "cpu")
+
+
 def test_special_values():
     cases.check_special_values(torch.float32, "cpu")
 

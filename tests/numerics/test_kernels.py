@@ -89,6 +89,17 @@ def test_matmul_of_any_strides():
     torch.testing.assert_close(matmul(row, right), matmul_reference(row, right), rtol=1e-4, atol=1e-4)
 
 
+def test_matmul_of_columns_far_apart():
+    """Elements of a tile 2**31 apart and more; of 4.5 GB of addresses a megabyte is touched."""
+    far, k = 17_000_000, 132
+    storage = torch.UntypedStorage((far * (k - 1) + 2) * 2)
+    a = torch.tensor([], dtype=torch.float16).set_(storage, 0, (2, k), (1, far))
+    a.copy_(torch.randn(2, k))
+    b = torch.randn(k, 8).half()
+    close(matmul(a, b), matmul_reference(a, b))
+    close(matmul(b.t(), a.t()), matmul_reference(b.t(), a.t()))
+
+
 def test_matmul_of_nothing():
     assert matmul(torch.randn(0, 4), torch.randn(4, 3)).shape == (0, 3)
     assert matmul(torch.randn(2, 4), torch.randn(4, 0)).shape == (2, 0)

@@ -1,0 +1,71 @@
+"""Every launch of the kernel library goes to the GPU that holds its tensors, and tensors without memory are refused.
+
+Triton launches on the current device, whatever device the tensors are on, and takes an address of 0 for a valid one.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from tcache.replay import KernelRef, load
+
+ROOT = Path(__file__).parents[2]
+LEFT = ("grouped_gemm", "matmul_decode", "matmul_persistent")
+MODULES = sorted(path.stem for path in (ROOT / "kernels").glob("*.py") if "_kernel[" in path.read_text())
+
+
+def outside(tree: ast.AST, inside: bool = False) -> list[int]:
+    """Return the lines of launches that no ``with on_device_of(…)`` or ``with torch.cuda.device_of(…)`` encloses."""
+    found = []
+    if isinstance(tree, ast.With):
+        inside |= any("device_of(" in ast.unparse(item.context_expr) for item in tree.items)
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Subscript) and not inside:
+        found += [tree.lineno] if ast.unparse(tree.func.value).endswith("_kernel") else []
+    for child in ast.iter_child_nodes(tree):
+        found += outside(child, inside)
+    return found
+
+
+def left(names):
+    return [pytest.param(n, marks=pytest.mark.xfail(strict=True) if n in LEFT else ()) for n in names]
+
+
+@pytest.mark.parametrize("module", left(MODULES))
+def test_every_launch_goes_to_the_tensors_device(module):
+    assert not outside(ast.parse((ROOT / "kernels" / f"{module}.py").read_text()))
+
+
+def test_a_launch_elsewhere_is_found():
+    text = "with on_device_of(x):\n    a_kernel[grid](x)\nb_kernel[lambda meta: (1,)](x)\n"
+    assert outside(ast.parse(text)) == [3]
+
+
+def calls():
+    x, whole = torch.empty(16, 16, device="meta"), torch.empty(16, device="meta", dtype=torch.int32)
+    table, heads = whole.view(4, 4), torch.empty(1, 1, 16, 16, device="meta")
+    pages = heads.transpose(1, 2)
+    return {
+        "vector_add:axpy": (1.0, x[0], x[1]), "matmul:matmul": (x, x),
+        "softmax:softmax": (x,), "layernorm:layernorm": (x,), "rmsnorm:rmsnorm": (x,),
+        "layernorm:layernorm_backward": (x, x, x[0], x[0], x[0]), "elementwise:affine_relu": (x, 1.0, 1.0),
+        "elementwise:affine_relu_": (x, 1.0, 1.0), "quantize:quantize_int8": (x,),
+        "dequant_matmul:dequant_matmul": (x.half(), x.to(torch.int8), x[0]),
+        "moe:route": (x, 2), "moe:align": (table, 4), "moe_rows:gather": (x, whole, 1),
+        "moe_rows:combine": (x, table, x[:4, :4].contiguous()), "moe_rows:silu_gate": (x,),
+        "attention:attention": (heads, heads, heads),
+        "attention_backward:attention_backward": (heads, heads, heads, heads, heads, heads[..., 0].contiguous()),
+        "decode_attention:decode_attention": (heads[0], pages, pages, table[:1], whole[:1]),
+        "sparse_conv:sparse_conv": (x[:4], torch.empty(4, 16, 8, device="meta"), table),
+        "sparse_conv_backward:sparse_conv_weight_gradient": (x[:4], x[:4], table),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", calls())
+def test_tensors_without_memory_are_refused(name):
+    module, wrapper = name.split(":")
+    with pytest.raises(ValueError, match="memory"):
+        load(KernelRef.parse(f"kernels/{module}.py:{wrapper}"), ROOT)(*calls()[name])
