@@ -14,6 +14,7 @@ import triton.language as tl
 import tcache
 
 from ._rows import check_device, check_fp8, on_device_of
+from ._sums import rms, tolerance_of_sums
 
 WEIGHTS = (torch.int8, torch.float8_e4m3fn)
 
@@ -158,3 +159,9 @@ def dequant_matmul_flops(a, w, scale):
 def dequant_matmul_bytes(a, w, scale):
     """Return the bytes of activations, weights, scales and result."""
     return a.numel() * a.element_size() + w.numel() + 4 * scale.numel() + a.shape[0] * w.shape[1] * a.element_size()
+
+
+def dequant_matmul_tolerance(a, w, scale):
+    """Return (relative, absolute) of sums of K products in float32, of the column with the largest scale: see ``_sums.py``."""
+    largest = float(scale.abs().max()) if scale.numel() else 0.0
+    return tolerance_of_sums(a.dtype, a.shape[1], rms(a) * rms(w) * largest)

@@ -13,6 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 
+from ._sums import rms, tolerance_of_sums
+
 _POINTER_CONFIGS = [
     triton.Config(
         {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "PER_SM": programs}, num_warps=warps, num_stages=stages
@@ -305,3 +307,10 @@ def grouped_gemm_inputs(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor,
     counts = torch.bincount(torch.randint(0, e, (t,), generator=generator), minlength=e)
     offsets[0] = 0
     offsets[1:] = counts.cumsum(0).to(offsets.dtype).to(offsets.device)
+
+
+def grouped_gemm_tolerance(
+    x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tma: bool | None = None
+) -> tuple[float, float]:
+    """Return (relative, absolute) of sums of K products in float32, by the inputs' values: see ``_sums.py``."""
+    return tolerance_of_sums(x.dtype, x.shape[1], rms(x) * rms(w))

@@ -14,6 +14,8 @@ import triton.language as tl
 
 import tcache
 
+from ._sums import rms, tolerance_of_sums
+
 MOST_ROWS = 128
 """Up to so many rows of ``a`` reading ``b`` takes longer than multiplying: 2 M operations for each 2 bytes of ``b``, where
 an H200 computes about 200 in the time of a byte. For more see ``matmul_persistent``."""
@@ -200,3 +202,8 @@ def matmul_decode_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
     """Return the least bytes to move: both matrices read once, the result written once."""
     (m, k), n = a.shape, b.shape[1]
     return (m * k + k * n + m * n) * a.element_size()
+
+
+def matmul_decode_tolerance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """Return (relative, absolute) of sums of K products in float32, by the inputs' values: see ``_sums.py``."""
+    return tolerance_of_sums(a.dtype, a.shape[1], rms(a) * rms(b))

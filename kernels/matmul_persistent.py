@@ -13,6 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 
+from ._sums import rms, tolerance_of_sums
+
 _TMA_TILES = [
     # BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, STORES, FLATTEN, warps, stages;
     # shared memory = stages * (M + N) * K * 2 + M * N * 2 / STORES
@@ -252,3 +254,8 @@ def matmul_persistent_bytes(a: torch.Tensor, b: torch.Tensor, tma: bool | None =
     """Return the least bytes to move: both matrices read once, the result written once."""
     (m, k), n = a.shape, b.shape[1]
     return (m * k + k * n + m * n) * a.element_size()
+
+
+def matmul_persistent_tolerance(a: torch.Tensor, b: torch.Tensor, tma: bool | None = None) -> tuple[float, float]:
+    """Return (relative, absolute) of sums of K products in float32, by the inputs' values: see ``_sums.py``."""
+    return tolerance_of_sums(a.dtype, a.shape[1], rms(a) * rms(b))
