@@ -1,11 +1,11 @@
 """The kernel library on this machine's GPU: every case of its manifests, held against what it must reach on an H200.
 
-Runs what `tcache bench` runs, with alternatives more where the targets ask for them: torch's flash attention, the cuBLAS
-calls of a grouped GEMM with the group sizes known to the host, and beside what reads weights or keys once for a few rows
-a copy that moves as many bytes: what the memory does at that very size, launch and ramp included. Cases that count for a target come first.
-Writes ``library.json`` to ``--output`` (default: ``benchmarks/results``) after each case: what was measured before the
-process was cut off is kept, and ``--resume`` goes on from there. Every row has the peaks of its own run. Exits 1 when a
-case failed or a target that was measured is missed.
+Runs what `tcache bench` runs, with alternatives more where the targets ask for them: torch's flash attention; the
+cuBLAS calls of a grouped GEMM with the group sizes known to the host; and beside what reads weights or keys once for a
+few rows a copy that moves as many bytes, which is what the memory does at that very size, launch and ramp included.
+Cases that count for a target come first. Writes ``library.json`` to ``--output`` (default: ``benchmarks/results``)
+after each case: what was measured before the process was cut off is kept, and ``--resume`` goes on from there. Every
+row has the peaks of its own run. Exits 1 when a case failed or a target that was measured is missed.
 """
 
 from __future__ import annotations
