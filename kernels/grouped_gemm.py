@@ -122,9 +122,10 @@ def grouped_gemm_kernel(
         )
         rows = first + tl.arange(0, BLOCK_M)
         columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        # rows and columns past the edge load the first one: valid memory, and never stored
+        # what lies past the edge loads valid memory and is never stored: rows the first one, columns wrap around, of
+        # which the compiler knows that they are neighbours
         x_rows = tl.where(rows < last, rows, first).to(tl.int64)
-        w_columns = tl.where(columns < N, columns, 0).to(tl.int64)
+        w_columns = (columns % N).to(tl.int64)
         x_tile = x_ptr + x_rows[:, None] * stride_xt + depth[None, :].to(tl.int64) * stride_xk
         w_tile = w_ptr + expert.to(tl.int64) * stride_we
         w_tile += depth[:, None].to(tl.int64) * stride_wk + w_columns[None, :] * stride_wn
