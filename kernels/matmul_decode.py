@@ -2,7 +2,9 @@
 
 The product is computed transposed, ``c^T = b^T a^T``: the many columns of ``b`` take the place of rows, of which the
 tensor cores of Hopper want 64 at a time, and the few rows of ``a`` take that of columns, of which 8 are enough.
-Of the programs that share a tile of the result the one that finishes last adds up the parts, always in the same
+A single row may also be multiplied without them: then a program's first instructions load straight into registers,
+nothing waits for a pipeline to fill, and a few columns a program are enough work, so that all of the GPU takes part
+without a second pass. Of the programs that share a tile of the result the one that finishes last adds up the parts, always in the same
 order: one launch, and the same bits every time.
 """
 
@@ -29,6 +31,7 @@ _TILES = [
     (32, 256, 2, 4, 4),
     (64, 128, 1, 4, 5),
     (64, 128, 2, 4, 5),
+    (64, 256, 1, 4, 4),
     (64, 256, 2, 4, 4),
     (64, 64, 4, 4, 6),
     (64, 128, 4, 4, 5),
@@ -47,17 +50,85 @@ _TILES = [
     (256, 64, 4, 8, 4),
     (256, 64, 8, 8, 3),
 ]
-_SMALLEST_N = 16
+_ROW_TILES = [
+    # BLOCK_N, BLOCK_K, SPLIT_K, warps: a thread has all of its BLOCK_N * BLOCK_K / threads elements under way at once
+    (1, 4096, 1, 4),
+    (2, 2048, 1, 2),
+    (2, 4096, 1, 4),
+    (4, 2048, 1, 4),
+    (4, 4096, 1, 8),
+    (8, 1024, 1, 4),
+    (8, 2048, 1, 4),
+    (8, 2048, 2, 4),
+]
+_SMALLEST_N = 8  # of those that split K, each tile of which has a counter
 _LARGEST_SPLIT = 8
 _CONFIGS = [
-    triton.Config({"BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split}, num_warps=warps, num_stages=stages)
+    triton.Config({"BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split, "DOT": True}, num_warps=warps, num_stages=stages)
     for n, k, split, warps, stages in _TILES
+] + [
+    triton.Config({"BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split, "DOT": False}, num_warps=warps, num_stages=1)
+    for n, k, split, warps in _ROW_TILES
 ]
 
 
+def _prune(configs, named, **_given):
+    """Keep what multiplies without tensor cores for one row, and for columns of ``b`` that are contiguous."""
+    single = named["M"] == 1 and named["stride_bk"] == 1
+    return [config for config in configs if single or config.kwargs["DOT"]]
+
+
+@triton.jit
+def _with_tensor_cores(a_ptr, b_ptr, columns, rows, first, steps, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+                       BLOCK_K: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """Return the products of columns of ``b`` and rows of ``a``, of BLOCK_K times ``steps`` terms from ``first`` on."""
+    depth = first + tl.arange(0, BLOCK_K)
+    b_tile = b_ptr + columns.to(tl.int64)[:, None] * stride_bn + depth.to(tl.int64)[None, :] * stride_bk
+    a_tile = a_ptr + depth.to(tl.int64)[:, None] * stride_ak + rows.to(tl.int64)[None, :] * stride_am
+    accumulator = tl.zeros((columns.shape[0], rows.shape[0]), dtype=tl.float32)
+    for step in range(0, steps):
+        if EVEN:
+            b = tl.load(b_tile)
+            a = tl.load(a_tile, mask=rows[None, :] < M, other=0.0)
+        else:
+            left = K - step * BLOCK_K
+            b = tl.load(b_tile, mask=(columns[:, None] < N) & (depth[None, :] < left), other=0.0)
+            a = tl.load(a_tile, mask=(rows[None, :] < M) & (depth[:, None] < left), other=0.0)
+        accumulator = tl.dot(b.to(a.dtype), a, accumulator)
+        b_tile += BLOCK_K * stride_bk
+        a_tile += BLOCK_K * stride_ak
+    return accumulator
+
+
+@triton.jit
+def _of_one_row(a_ptr, b_ptr, columns, first, steps, N, K, stride_ak, stride_bk, stride_bn,
+                BLOCK_K: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """Return the same for the first row of ``a`` alone, ``[BLOCK_N, 1]``."""
+    CHUNK: tl.constexpr = BLOCK_K // 4
+    depth = first + tl.arange(0, CHUNK)
+    b_tile = b_ptr + columns.to(tl.int64)[:, None] * stride_bn + depth.to(tl.int64)[None, :] * stride_bk
+    # every thread reads the part of the row that its own columns meet: no way through shared memory, no barrier
+    a_tile = a_ptr + tl.broadcast_to(depth.to(tl.int64)[None, :] * stride_ak, (columns.shape[0], CHUNK))
+    products = tl.zeros((columns.shape[0], CHUNK), dtype=tl.float32)
+    for step in range(0, steps):
+        for chunk in tl.static_range(4):
+            if EVEN:
+                b = tl.load(b_tile + chunk * CHUNK * stride_bk, eviction_policy="evict_first")
+                a = tl.load(a_tile + chunk * CHUNK * stride_ak)
+            else:
+                here = depth[None, :] < K - (step * BLOCK_K + chunk * CHUNK)
+                b = tl.load(b_tile + chunk * CHUNK * stride_bk, mask=(columns[:, None] < N) & here, other=0.0)
+                a = tl.load(a_tile + chunk * CHUNK * stride_ak, mask=here, other=0.0)
+            products += b.to(tl.float32) * a.to(tl.float32)
+        b_tile += BLOCK_K * stride_bk
+        a_tile += BLOCK_K * stride_ak
+    return tl.sum(products, axis=1)[:, None]
+
+
 @tcache.autotune(
-    configs=_CONFIGS, key=["M", "N", "K", "stride_bk"], buckets={"M": [1, 8, 16, 32, 64, 128], "stride_bk": [1]}
-)
+    configs=_CONFIGS, key=["M", "N", "K", "stride_bk"], buckets={"M": [1, 8, 16, 32, 64, 128], "stride_bk": [1]},
+    prune_configs_by={"early_config_prune": _prune},
+)  # fmt: skip
 @triton.heuristics(
     {
         "BLOCK_M": lambda arguments: max(16, triton.next_power_of_2(arguments["M"])),
@@ -69,34 +140,29 @@ _CONFIGS = [
 )
 @triton.jit
 def matmul_decode_kernel(
-    a_ptr, b_ptr, c_ptr, parts_ptr, arrived_ptr, M, N, K,
+    a_ptr, b_ptr, c_ptr, scale_ptr, parts_ptr, arrived_ptr, M, N, K,
     stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_M: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
+    """Multiply a tile of columns, or one part of K of it; columns are scaled at the end where there is a scale."""
     tile = tl.program_id(0)
     part = tl.program_id(1)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
     first = part * steps * BLOCK_K
-    depth = first + tl.arange(0, BLOCK_K)
-    b_tile = b_ptr + columns.to(tl.int64)[:, None] * stride_bn + depth.to(tl.int64)[None, :] * stride_bk
-    a_tile = a_ptr + depth.to(tl.int64)[:, None] * stride_ak + rows.to(tl.int64)[None, :] * stride_am
-    accumulator = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    for step in range(0, steps):
-        if EVEN:
-            b = tl.load(b_tile)
-            a = tl.load(a_tile, mask=rows[None, :] < M, other=0.0)
-        else:
-            left = K - step * BLOCK_K
-            b = tl.load(b_tile, mask=(columns[:, None] < N) & (depth[None, :] < left), other=0.0)
-            a = tl.load(a_tile, mask=(rows[None, :] < M) & (depth[:, None] < left), other=0.0)
-        accumulator = tl.dot(b, a, accumulator)
-        b_tile += BLOCK_K * stride_bk
-        a_tile += BLOCK_K * stride_ak
-
+    if DOT:
+        accumulator = _with_tensor_cores(
+            a_ptr, b_ptr, columns, rows, first, steps, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, BLOCK_K, EVEN
+        )  # fmt: skip
+    else:  # the other rows are not stored
+        row = _of_one_row(a_ptr, b_ptr, columns, first, steps, N, K, stride_ak, stride_bk, stride_bn, BLOCK_K, EVEN)
+        accumulator = tl.broadcast_to(row, (BLOCK_N, BLOCK_M))
     inside = (columns[:, None] < N) & (rows[None, :] < M)
     c_tile = c_ptr + columns.to(tl.int64)[:, None] * stride_cn + rows.to(tl.int64)[None, :] * stride_cm
+    if scale_ptr is not None:
+        accumulator *= tl.load(scale_ptr + columns, mask=columns < N, other=0.0)[:, None]
     if SPLIT_K == 1:
         tl.store(c_tile, accumulator.to(c_ptr.dtype.element_ty), mask=inside)
     else:
@@ -139,6 +205,28 @@ def _counters(device: torch.device, count: int) -> torch.Tensor:
     return kept
 
 
+def launch_decode(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, scale: torch.Tensor | None) -> None:
+    """Write ``a @ b * scale`` to ``c``; nothing is checked.
+
+    Args:
+        a: ``[M, K]``, M from 1 to 128, K at least 1.
+        b: ``[K, N]``, of the dtype of ``a`` or of one that is exact in it.
+        c: ``[M, N]``.
+        scale: ``[N]`` float32, contiguous; None for none.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    parts = torch.empty((_LARGEST_SPLIT, m, n), device=a.device, dtype=torch.float32)
+    arrived = _counters(a.device, triton.cdiv(n, _SMALLEST_N))
+
+    def grid(meta: dict[str, int]) -> tuple[int, int]:
+        return triton.cdiv(n, meta["BLOCK_N"]), meta["SPLIT_K"]
+
+    matmul_decode_kernel[grid](
+        a, b, c, scale, parts, arrived, m, n, k,
+        a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
+    )  # fmt: skip
+
+
 def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return ``a @ b`` for at most 128 rows of ``a``.
 
@@ -170,16 +258,7 @@ def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return c
     if k == 0:
         return c.zero_()
-    parts = torch.empty((_LARGEST_SPLIT, m, n), device=a.device, dtype=torch.float32)
-    arrived = _counters(a.device, triton.cdiv(n, _SMALLEST_N))
-
-    def grid(meta: dict[str, int]) -> tuple[int, int]:
-        return triton.cdiv(n, meta["BLOCK_N"]), meta["SPLIT_K"]
-
-    matmul_decode_kernel[grid](
-        a, b, c, parts, arrived, m, n, k,
-        a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
-    )  # fmt: skip
+    launch_decode(a, b, c, None)
     return c
 
 

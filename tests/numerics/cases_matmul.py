@@ -21,6 +21,7 @@ persistent, persistent_reference = (
 )
 decode, decode_reference = (kernel(f"matmul_decode.py:{name}") for name in ("matmul_decode", "matmul_decode_reference"))
 decode_kernel = kernel("matmul_decode.py:matmul_decode_kernel")
+prune = kernel("matmul_decode.py:_prune")
 
 
 def close(got, wanted):
@@ -119,7 +120,7 @@ def test_decode(m, right, device):
 
 @pytest.mark.parametrize("split", [1, 2, 4, 8])
 def test_every_way_to_split(split, device, monkeypatch):
-    configs = [config for config in decode_kernel.configs if config.kwargs["SPLIT_K"] == split]
+    configs = [config for config in decode_kernel.configs if config.kwargs["SPLIT_K"] == split and config.kwargs["DOT"]]
     assert configs
     for config in configs if device == "cuda" else configs[:1]:
         monkeypatch.setattr(decode_kernel, "configs", [config])
@@ -134,6 +135,29 @@ def test_every_way_to_split(split, device, monkeypatch):
             close(got[0], decode_reference(a, b))
             assert torch.equal(got[0], got[1])
             assert torch.equal(got[0], got[2])
+
+
+ROW_CONFIGS = [config for config in decode_kernel.configs if not config.kwargs["DOT"]]
+
+
+@pytest.mark.parametrize("config", ROW_CONFIGS, ids=str)
+def test_one_row_without_tensor_cores(config, device, monkeypatch):
+    monkeypatch.setattr(decode_kernel, "configs", [config])
+    for n, k in [(1, 1), (33, 130), (9, 5000), (8, 4096)]:
+        for dtype in dtypes(device) if k == 130 else [torch.float16]:
+            a, b = matrix(1, k, dtype, device, "steps"), matrix(k, n, dtype, device, "columns")
+            got = decode(a, b)
+            close(got, decode_reference(a, b))
+            assert torch.equal(got, decode(a, b))  # counters are left as they were found
+
+
+def test_only_one_contiguous_row_goes_without_tensor_cores():
+    def left(**named):
+        return {config.kwargs["DOT"] for config in prune(decode_kernel.configs, named)}
+
+    assert left(M=1, stride_bk=1) == {True, False}
+    assert left(M=2, stride_bk=1) == {True}
+    assert left(M=1, stride_bk=64) == {True}
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
