@@ -25,30 +25,32 @@ an H200 computes about 200 in the time of a byte. For more see ``matmul_persiste
 _TILES = [
     # BLOCK_N, BLOCK_K, SPLIT_K, warps, stages; shared memory = stages * (BLOCK_N + BLOCK_M) * BLOCK_K * 2
     (64, 64, 1, 4, 4),  # first: fits everywhere, for shapes that were never tuned
-    (16, 256, 1, 4, 5),
     (32, 256, 1, 4, 4),
     (32, 128, 2, 4, 5),
     (32, 256, 2, 4, 4),
     (64, 128, 1, 4, 5),
-    (64, 128, 2, 4, 5),
     (64, 256, 1, 4, 4),
+    (64, 128, 2, 4, 5),
     (64, 256, 2, 4, 4),
     (64, 64, 4, 4, 6),
     (64, 128, 4, 4, 5),
-    (64, 256, 4, 4, 3),
     (64, 128, 8, 4, 4),
     (128, 64, 1, 4, 5),
     (128, 128, 1, 8, 4),
-    (128, 64, 2, 4, 5),
+    (128, 64, 2, 8, 5),
     (128, 128, 2, 8, 3),
-    (128, 64, 4, 4, 5),
-    (128, 128, 4, 4, 3),
+    (128, 64, 4, 8, 5),
     (128, 128, 4, 8, 4),
-    (128, 64, 8, 4, 4),
-    (128, 128, 8, 8, 3),
-    (256, 64, 2, 8, 4),
-    (256, 64, 4, 8, 4),
-    (256, 64, 8, 8, 3),
+    (256, 64, 1, 8, 4),
+]
+_WAY_TILES = [
+    # BLOCK_N, BLOCK_K, WAYS, warps, stages: each warp multiplies its own part of K; shared memory is WAYS times as much
+    (16, 64, 4, 4, 4),
+    (16, 64, 4, 4, 6),
+    (16, 128, 4, 4, 3),
+    (32, 64, 4, 4, 4),
+    (16, 64, 8, 8, 3),
+    (32, 64, 8, 8, 3),
 ]
 _ROW_TILES = [
     # BLOCK_N, BLOCK_K, SPLIT_K, warps: a thread has all of its BLOCK_N * BLOCK_K / threads elements under way at once
@@ -63,19 +65,26 @@ _ROW_TILES = [
 ]
 _SMALLEST_N = 8  # of those that split K, each tile of which has a counter
 _LARGEST_SPLIT = 8
+
+
+def _config(n: int, k: int, split: int, ways: int, warps: int, stages: int) -> triton.Config:
+    return triton.Config(
+        {"BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split, "WAYS": ways}, num_warps=warps, num_stages=stages
+    )
+
+
 _CONFIGS = [
-    triton.Config({"BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split, "DOT": True}, num_warps=warps, num_stages=stages)
-    for n, k, split, warps, stages in _TILES
-] + [
-    triton.Config({"BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split, "DOT": False}, num_warps=warps, num_stages=1)
-    for n, k, split, warps in _ROW_TILES
+    *(_config(n, k, split, 1, warps, stages) for n, k, split, warps, stages in _TILES),
+    *(_config(n, k, 1, ways, warps, stages) for n, k, ways, warps, stages in _WAY_TILES),
+    *(_config(n, k, split, 0, warps, 1) for n, k, split, warps in _ROW_TILES),
 ]
 
 
 def _prune(configs, named, **_given):
-    """Keep what multiplies without tensor cores for one row, and for columns of ``b`` that are contiguous."""
+    """Keep what splits K among warps for up to 16 rows, and what goes without tensor cores for one of contiguous columns."""
     single = named["M"] == 1 and named["stride_bk"] == 1
-    return [config for config in configs if single or config.kwargs["DOT"]]
+    ways = [1, *([4, 8] if named["M"] <= 16 else []), *([0] if single else [])]
+    return [config for config in configs if config.kwargs["WAYS"] in ways]
 
 
 @triton.jit
@@ -98,6 +107,34 @@ def _with_tensor_cores(a_ptr, b_ptr, columns, rows, first, steps, M, N, K, strid
         b_tile += BLOCK_K * stride_bk
         a_tile += BLOCK_K * stride_ak
     return accumulator
+
+
+@triton.jit
+def _in_ways(a_ptr, b_ptr, columns, rows, first, steps, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+             BLOCK_K: tl.constexpr, WAYS: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """Return the same of WAYS times as many terms: as many products side by side, each a warp's own, added up at the end.
+
+    A warp's multiplications on one tile wait for each other; split among warps, the chain is shorter, small tiles and so
+    many programs are fast enough, and the parts meet in shared memory instead of in the GPU's.
+    """
+    way = tl.arange(0, WAYS)[:, None, None] * (steps * BLOCK_K)
+    depth = first + tl.arange(0, BLOCK_K)
+    down, across = (way + depth[None, :, None]).to(tl.int64), (way + depth[None, None, :]).to(tl.int64)
+    b_tile = b_ptr + columns.to(tl.int64)[None, :, None] * stride_bn + across * stride_bk
+    a_tile = a_ptr + down * stride_ak + rows.to(tl.int64)[None, None, :] * stride_am
+    accumulator = tl.zeros((WAYS, columns.shape[0], rows.shape[0]), dtype=tl.float32)
+    for step in range(0, steps):
+        if EVEN:
+            b = tl.load(b_tile)
+            a = tl.load(a_tile, mask=rows[None, None, :] < M, other=0.0)
+        else:
+            left = K - step * BLOCK_K
+            b = tl.load(b_tile, mask=(columns[None, :, None] < N) & (across < left), other=0.0)
+            a = tl.load(a_tile, mask=(rows[None, None, :] < M) & (down < left), other=0.0)
+        accumulator = tl.dot(b.to(a.dtype), a, accumulator)
+        b_tile += BLOCK_K * stride_bk
+        a_tile += BLOCK_K * stride_ak
+    return tl.sum(accumulator, axis=0)
 
 
 @triton.jit
@@ -134,7 +171,7 @@ def _of_one_row(a_ptr, b_ptr, columns, first, steps, N, K, stride_ak, stride_bk,
         "BLOCK_M": lambda arguments: max(16, triton.next_power_of_2(arguments["M"])),
         "EVEN": lambda arguments: (
             arguments["N"] % arguments["BLOCK_N"] == 0
-            and arguments["K"] % (arguments["BLOCK_K"] * arguments["SPLIT_K"]) == 0
+            and arguments["K"] % (arguments["BLOCK_K"] * arguments["SPLIT_K"] * max(1, arguments["WAYS"])) == 0
         ),
     }
 )
@@ -142,7 +179,7 @@ def _of_one_row(a_ptr, b_ptr, columns, first, steps, N, K, stride_ak, stride_bk,
 def matmul_decode_kernel(
     a_ptr, b_ptr, c_ptr, scale_ptr, parts_ptr, arrived_ptr, M, N, K,
     stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, WAYS: tl.constexpr,
     BLOCK_M: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of columns, or one part of K of it; columns are scaled at the end where there is a scale."""
@@ -150,15 +187,21 @@ def matmul_decode_kernel(
     part = tl.program_id(1)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
-    steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
-    first = part * steps * BLOCK_K
-    if DOT:
+    WIDE: tl.constexpr = SPLIT_K * max(1, WAYS)
+    steps = tl.cdiv(tl.cdiv(K, BLOCK_K), WIDE)
+    first = part * (WIDE // SPLIT_K) * steps * BLOCK_K
+    if WAYS == 0:  # the other rows are not stored
+        row = _of_one_row(a_ptr, b_ptr, columns, first, steps, N, K, stride_ak, stride_bk, stride_bn, BLOCK_K, EVEN)
+        accumulator = tl.broadcast_to(row, (BLOCK_N, BLOCK_M))
+    elif WAYS == 1:
         accumulator = _with_tensor_cores(
             a_ptr, b_ptr, columns, rows, first, steps, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, BLOCK_K, EVEN
         )  # fmt: skip
-    else:  # the other rows are not stored
-        row = _of_one_row(a_ptr, b_ptr, columns, first, steps, N, K, stride_ak, stride_bk, stride_bn, BLOCK_K, EVEN)
-        accumulator = tl.broadcast_to(row, (BLOCK_N, BLOCK_M))
+    else:
+        accumulator = _in_ways(
+            a_ptr, b_ptr, columns, rows, first, steps, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+            BLOCK_K, WAYS, EVEN,
+        )  # fmt: skip
     inside = (columns[:, None] < N) & (rows[None, :] < M)
     c_tile = c_ptr + columns.to(tl.int64)[:, None] * stride_cn + rows.to(tl.int64)[None, :] * stride_cm
     if scale_ptr is not None:

@@ -120,7 +120,9 @@ def test_decode(m, right, device):
 
 @pytest.mark.parametrize("split", [1, 2, 4, 8])
 def test_every_way_to_split(split, device, monkeypatch):
-    configs = [config for config in decode_kernel.configs if config.kwargs["SPLIT_K"] == split and config.kwargs["DOT"]]
+    configs = [
+        config for config in decode_kernel.configs if config.kwargs["SPLIT_K"] == split and config.kwargs["WAYS"] == 1
+    ]
     assert configs
     for config in configs if device == "cuda" else configs[:1]:
         monkeypatch.setattr(decode_kernel, "configs", [config])
@@ -137,27 +139,29 @@ def test_every_way_to_split(split, device, monkeypatch):
             assert torch.equal(got[0], got[2])
 
 
-ROW_CONFIGS = [config for config in decode_kernel.configs if not config.kwargs["DOT"]]
+OTHER_CONFIGS = [config for config in decode_kernel.configs if config.kwargs["WAYS"] != 1]
 
 
-@pytest.mark.parametrize("config", ROW_CONFIGS, ids=str)
-def test_one_row_without_tensor_cores(config, device, monkeypatch):
+@pytest.mark.parametrize("config", OTHER_CONFIGS, ids=str)
+def test_other_ways_to_multiply(config, device, monkeypatch):
     monkeypatch.setattr(decode_kernel, "configs", [config])
-    for n, k in [(1, 1), (33, 130), (9, 5000), (8, 4096)]:
+    m = 1 if config.kwargs["WAYS"] == 0 else 5
+    for n, k in [(1, 1), (33, 130), (9, 5000), (32, 4096)]:
         for dtype in dtypes(device) if k == 130 else [torch.float16]:
-            a, b = matrix(1, k, dtype, device, "steps"), matrix(k, n, dtype, device, "columns")
+            a, b = matrix(m, k, dtype, device, "steps"), matrix(k, n, dtype, device, "columns")
             got = decode(a, b)
             close(got, decode_reference(a, b))
             assert torch.equal(got, decode(a, b))  # counters are left as they were found
 
 
-def test_only_one_contiguous_row_goes_without_tensor_cores():
+def test_what_is_for_few_rows_only():
     def left(**named):
-        return {config.kwargs["DOT"] for config in prune(decode_kernel.configs, named)}
+        return {config.kwargs["WAYS"] for config in prune(decode_kernel.configs, named)}
 
-    assert left(M=1, stride_bk=1) == {True, False}
-    assert left(M=2, stride_bk=1) == {True}
-    assert left(M=1, stride_bk=64) == {True}
+    assert left(M=1, stride_bk=1) == {0, 1, 4, 8}
+    assert left(M=2, stride_bk=1) == {1, 4, 8}
+    assert left(M=1, stride_bk=64) == {1, 4, 8}
+    assert left(M=17, stride_bk=1) == {1}
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
