@@ -1,11 +1,14 @@
 """``c = a @ b`` for few rows of ``a``: bound by reading ``b`` once, so K is split until every multiprocessor reads.
 
 The product is computed transposed, ``c^T = b^T a^T``: the many columns of ``b`` take the place of rows, of which the
-tensor cores of Hopper want 64 at a time, and the few rows of ``a`` take that of columns, of which 8 are enough.
-A single row may also be multiplied without them: then a program's first instructions load straight into registers,
-nothing waits for a pipeline to fill, and a few columns a program are enough work, so that all of the GPU takes part
-without a second pass. Of the programs that share a tile of the result the one that finishes last adds up the parts, always in the same
-order: one launch, and the same bits every time.
+tensor cores of Hopper want 64 at a time, and the few rows of ``a`` take that of columns, of which 8 are enough. Of the
+programs that share a tile of the result the one that finishes last adds up the parts, always in the same order: one
+launch, and the same bits every time.
+
+That second pass costs microseconds, as much as reading a small matrix does. Up to 16 rows, K may be split among the
+warps of a program instead, whose parts meet in shared memory: a tile of 16 columns is enough then, and the tiles of
+4096 columns fill the GPU. A single row may be multiplied without tensor cores: weights are loaded straight into
+registers, with the first instructions, and nothing waits for a pipeline to fill.
 """
 
 from __future__ import annotations
