@@ -145,23 +145,23 @@ def _of_one_row(a_ptr, b_ptr, columns, first, steps, N, K, stride_ak, stride_bk,
                 BLOCK_K: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """Return the same for the first row of ``a`` alone, ``[BLOCK_N, 1]``."""
     CHUNK: tl.constexpr = BLOCK_K // 4
-    depth = first + tl.arange(0, CHUNK)
-    b_tile = b_ptr + columns.to(tl.int64)[:, None] * stride_bn + depth.to(tl.int64)[None, :] * stride_bk
+    depth = tl.arange(0, CHUNK)[None, :]
+    b_at = columns.to(tl.int64)[:, None] * stride_bn + depth.to(tl.int64) * stride_bk
     # every thread reads the part of the row that its own columns meet: no way through shared memory, no barrier
-    a_tile = a_ptr + tl.broadcast_to(depth.to(tl.int64)[None, :] * stride_ak, (columns.shape[0], CHUNK))
+    a_at = tl.broadcast_to(depth.to(tl.int64) * stride_ak, (columns.shape[0], CHUNK))
     products = tl.zeros((columns.shape[0], CHUNK), dtype=tl.float32)
     for step in range(0, steps):
         for chunk in tl.static_range(4):
+            start = first + step * BLOCK_K + chunk * CHUNK
+            b_tile = b_ptr + tl.cast(start, tl.int64) * stride_bk + b_at
+            a_tile = a_ptr + tl.cast(start, tl.int64) * stride_ak + a_at
             if EVEN:
-                b = tl.load(b_tile + chunk * CHUNK * stride_bk, eviction_policy="evict_first")
-                a = tl.load(a_tile + chunk * CHUNK * stride_ak)
+                b = tl.load(b_tile, eviction_policy="evict_first")
+                a = tl.load(a_tile)
             else:
-                here = depth[None, :] < K - (step * BLOCK_K + chunk * CHUNK)
-                b = tl.load(b_tile + chunk * CHUNK * stride_bk, mask=(columns[:, None] < N) & here, other=0.0)
-                a = tl.load(a_tile + chunk * CHUNK * stride_ak, mask=here, other=0.0)
+                b = tl.load(b_tile, mask=(columns[:, None] < N) & (depth < K - start), other=0.0)
+                a = tl.load(a_tile, mask=depth < K - start, other=0.0)
             products += b.to(tl.float32) * a.to(tl.float32)
-        b_tile += BLOCK_K * stride_bk
-        a_tile += BLOCK_K * stride_ak
     return tl.sum(products, axis=1)[:, None]
 
 
