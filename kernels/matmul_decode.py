@@ -64,7 +64,7 @@ _ROW_TILES = [
     (4, 4096, 1, 8),
     (8, 1024, 1, 4),
     (8, 2048, 1, 4),
-    (8, 2048, 2, 4),
+    (8, 1024, 2, 4),
 ]
 _SMALLEST_N = 8  # of those that split K, each tile of which has a counter
 _LARGEST_SPLIT = 8
