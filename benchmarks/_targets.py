@@ -40,6 +40,10 @@ def _cube(size: int) -> Callable[[dict[str, Any]], bool]:
     return lambda shape: [shape.get(name) for name in "MNK"] == [size] * 3
 
 
+def _decode(shape: dict[str, Any]) -> bool:
+    return 1 <= shape.get("M", 0) <= 16 and "N" in shape and "K" in shape
+
+
 def _over(name: str) -> Callable[[dict[str, Any]], float | None]:
     return lambda row: row.get(f"speedup_over_{name}")
 
@@ -71,9 +75,10 @@ TARGETS = (
     Target("matmul bf16 8192^3: of cuBLAS", MATMULS, _cube(8192), _over("torch"), 0.85, _half),
     Target(
         "matmul bf16, M <= 16: of the bandwidth bound", (*MATMULS, "matmul_decode"),
-        lambda shape: 1 <= shape.get("M", 0) <= 16 and "N" in shape and "K" in shape,
+        _decode,
         lambda row: row.get("fraction"), 0.9, _half,
     ),
+    Target("matmul bf16, M <= 16: of a copy of as many bytes", ("matmul_decode",), _decode, _over("copy"), 0.9, _half),
     _streaming("softmax", "softmax"),
     _streaming("norms", "layernorm*", "rmsnorm*"),
     _streaming("elementwise", "axpy*", "affine_relu*", "silu_gate"),

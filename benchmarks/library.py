@@ -1,10 +1,11 @@
 """The kernel library on this machine's GPU: every case of its manifests, held against what it must reach on an H200.
 
-Runs what `tcache bench` runs, with two alternatives more where the targets ask for them: torch's flash attention, and
-the cuBLAS calls of a grouped GEMM with the group sizes known to the host. Cases that count for a target come first.
-Writes ``library.json`` to ``--output`` (default: ``benchmarks/results``) after each case: what was measured before the
-process was cut off is kept, and ``--resume`` goes on from there. Every row has the peaks of its own run. Exits 1 when a
-case failed or a target that was measured is missed.
+Runs what `tcache bench` runs, with alternatives more where the targets ask for them: torch's flash attention; the
+cuBLAS calls of a grouped GEMM with the group sizes known to the host; and beside what reads weights or keys once for a
+few rows a copy that moves as many bytes, which is what the memory does at that very size, launch and ramp included.
+Cases that count for a target come first. Writes ``library.json`` to ``--output`` (default: ``benchmarks/results``)
+after each case: what was measured before the process was cut off is kept, and ``--resume`` goes on from there. Every
+row has the peaks of its own run. Exits 1 when a case failed or a target that was measured is missed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from tcache.bench.run import Run, select
 from tcache.bench.timing import QUICK, Plan
 from tcache.errors import TcacheError
 from tcache.manifest import load_manifest
+from tcache.replay.companions import call_companion
+from tcache.replay.launches import load_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +53,19 @@ def more(case: Case, given: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         y = torch.empty((x.shape[0], w.shape[2]), device=x.device, dtype=x.dtype)
         parts = [(x[a:b], w[e], y[a:b]) for e, (a, b) in enumerate(itertools.pairwise(bounds)) if b > a]
         return {"cublas": lambda: [torch.matmul(rows, weight, out=out) for rows, weight, out in parts]}
+    if name in ("matmul_decode", "decode_attention"):
+        return {"copy": _copy(call_companion(case, load_target(case), "bytes", given), given)}
     return {}
+
+
+def _copy(moved: int, given: dict[str, Any]) -> Callable[[], Any]:
+    """Return a copy on the arguments' device that reads half of so many bytes and writes the other half."""
+    import torch
+
+    device = next(value.device for value in given.values() if isinstance(value, torch.Tensor))
+    source = torch.zeros(moved // 2, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
 
 
 def _flash(q: Any, k: Any, v: Any, causal: bool = True, scale: float | None = None) -> Any:

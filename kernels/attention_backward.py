@@ -16,6 +16,7 @@ import triton.language as tl
 import tcache
 
 from ._rows import on_device_of
+from ._sums import rms
 from .attention_forward import (
     SHARED_MEMORY,
     attention_forward_reference,
@@ -385,3 +386,16 @@ def attention_backward_inputs(do, q, k, v, o, lse, causal=True, scale=None) -> N
     output, sums = attention_forward_reference(q, k, v, causal, scale)
     o.copy_(output)
     lse.copy_(sums)
+
+
+def attention_backward_tolerance(do, q, k, v, o, lse, causal=True, scale=None):
+    """Return (relative, absolute): the absolute by the size of typical gradients, not of one that happens to be near 0.
+
+    ``dS = P (dP - delta)`` cancels, and is rounded to the dtype before it is multiplied: a gradient of size
+    ``rms(do) max(1, scale sqrt(D) rms(v) rms(q or k))``, of a row with few keys, is off by some steps (bfloat16: 2**-7;
+    float32 is not cut), one that Hq / Hkv heads add up to by sqrt of that more.
+    """
+    scale = check_attention(q, k, v, scale)
+    step = {torch.bfloat16: 2e-2, torch.float16: 1e-2}.get(q.dtype, 1e-5)
+    size = rms(do) * max(1.0, scale * q.shape[3] ** 0.5 * rms(v) * max(rms(q), rms(k)))
+    return step, step * (q.shape[1] / max(k.shape[1], 1)) ** 0.5 * max(1.0, size)

@@ -14,32 +14,30 @@ import triton.language as tl
 import tcache
 
 from ._rows import check_device, check_fp8, on_device_of
+from ._sums import rms, tolerance_of_sums
+from .matmul_decode import launch_decode
 
 WEIGHTS = (torch.int8, torch.float8_e4m3fn)
 
+FEW_ROWS = 64
+"""Up to so many rows of ``a`` the kernel of ``matmul_decode`` reads the weights: they are what takes the time."""
+
 _TILES = [
     # BLOCK_M, BLOCK_N, BLOCK_K, warps, stages
-    (16, 32, 256, 4, 4),
-    (16, 16, 256, 4, 5),
-    (16, 16, 512, 4, 4),
-    (16, 32, 256, 4, 6),
-    (16, 32, 128, 4, 6),
-    (16, 32, 512, 8, 3),
-    (16, 64, 128, 4, 5),
-    (16, 64, 256, 8, 4),
-    (16, 128, 128, 4, 4),
-    (16, 128, 128, 8, 4),
-    (128, 128, 64, 8, 3),
-    (64, 64, 64, 4, 4),
-    (64, 64, 128, 4, 3),
+    (64, 64, 64, 4, 4),  # first: fits everywhere, for shapes that were never tuned
     (64, 128, 64, 4, 4),
-    (64, 128, 128, 8, 3),
+    (64, 128, 128, 8, 4),
     (128, 64, 64, 4, 4),
+    (128, 64, 128, 4, 4),
     (128, 128, 64, 4, 4),
+    (128, 128, 64, 8, 4),
     (128, 128, 128, 8, 3),
     (128, 256, 64, 8, 3),
     (128, 256, 64, 8, 4),
+    (256, 64, 64, 4, 4),
     (256, 128, 64, 8, 3),
+    (256, 128, 64, 8, 4),
+    (256, 128, 128, 8, 2),
 ]
 _CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}, num_warps=warps, num_stages=stages)
@@ -47,23 +45,18 @@ _CONFIGS = [
 ]
 
 
-def _prune(configs, named, **_given):
-    """Keep the tiles whose height suits: of 16 rows up to 16, of 16 or 64 up to 64, of 64 and more beyond."""
-    m = named["M"]
-    heights = (16,) if m <= 16 else (16, 64) if m <= 64 else (64, 128, 256)
-    return [config for config in configs if config.kwargs["BLOCK_M"] in heights]
-
-
-@tcache.autotune(
-    configs=_CONFIGS, key=["M", "N", "K"], buckets={"M": [16, 64, 256, 1024, 4096]},
-    prune_configs_by={"early_config_prune": _prune},
-)  # fmt: skip
+@tcache.autotune(configs=_CONFIGS, key=["M", "N", "K"], buckets={"M": [256, 1024, 4096]})
 @triton.jit(do_not_specialize=["M"])
 def dequant_matmul_kernel(
     a_ptr, w_ptr, scale_ptr, c_ptr, M, N, K,
     stride_am, stride_ak, stride_wk, stride_wn, stride_cm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
+    """Multiply a tile, transposed: ``c^T = w^T a^T``.
+
+    Of two operands Hopper's tensor cores take the left one from registers, where the weights are converted; the right
+    one from shared memory only, into which they would have to be written back.
+    """
     tile = tl.program_id(0)
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -77,21 +70,21 @@ def dequant_matmul_kernel(
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)
     # rows and columns past the edge wrap around: they load valid memory and are never stored
-    a_tile = a_ptr + (rows % M).to(tl.int64)[:, None] * stride_am + depth[None, :] * stride_ak
-    w_tile = w_ptr + depth[:, None] * stride_wk + (columns % N).to(tl.int64)[None, :] * stride_wn
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    a_tile = a_ptr + depth[:, None] * stride_ak + (rows % M).to(tl.int64)[None, :] * stride_am
+    w_tile = w_ptr + (columns % N).to(tl.int64)[:, None] * stride_wn + depth[None, :] * stride_wk
+    total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for k in range(0, tl.cdiv(K, BLOCK_K)):
         left = K - k * BLOCK_K
-        a = tl.load(a_tile, mask=depth[None, :] < left, other=0.0)
-        w = tl.load(w_tile, mask=depth[:, None] < left, other=0.0)
-        total = tl.dot(a, w.to(a_ptr.dtype.element_ty), total)
+        a = tl.load(a_tile, mask=depth[:, None] < left, other=0.0)
+        w = tl.load(w_tile, mask=depth[None, :] < left, other=0.0)
+        total = tl.dot(w.to(a_ptr.dtype.element_ty), a, total)
         a_tile += BLOCK_K * stride_ak
         w_tile += BLOCK_K * stride_wk
 
     scale = tl.load(scale_ptr + columns, mask=columns < N, other=0.0)
-    c = (total * scale[None, :]).to(c_ptr.dtype.element_ty)
-    c_tile = c_ptr + rows.to(tl.int64)[:, None] * stride_cm + columns[None, :]
-    tl.store(c_tile, c, mask=(rows[:, None] < M) & (columns[None, :] < N))
+    c = (total * scale[:, None]).to(c_ptr.dtype.element_ty)
+    c_tile = c_ptr + columns[:, None] + rows.to(tl.int64)[None, :] * stride_cm
+    tl.store(c_tile, c, mask=(columns[:, None] < N) & (rows[None, :] < M))
 
 
 def dequant_matmul(a: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -127,6 +120,9 @@ def dequant_matmul(a: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> tor
     if k == 0:
         return c.zero_()
     with on_device_of(a):
+        if m <= FEW_ROWS:
+            launch_decode(a, w, c, scale)
+            return c
         dequant_matmul_kernel[lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)](
             a, w, scale, c, m, n, k, a.stride(0), a.stride(1), w.stride(0), w.stride(1), n
         )
@@ -158,3 +154,9 @@ def dequant_matmul_flops(a, w, scale):
 def dequant_matmul_bytes(a, w, scale):
     """Return the bytes of activations, weights, scales and result."""
     return a.numel() * a.element_size() + w.numel() + 4 * scale.numel() + a.shape[0] * w.shape[1] * a.element_size()
+
+
+def dequant_matmul_tolerance(a, w, scale):
+    """Return (relative, absolute) of sums of K products in float32, of the column with the largest scale: see ``_sums.py``."""
+    largest = float(scale.abs().max()) if scale.numel() else 0.0
+    return tolerance_of_sums(a.dtype, a.shape[1], rms(a) * rms(w) * largest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ._sums import rms, tolerance_of_sums
 from .matmul_decode import MOST_ROWS, matmul_decode
 from .matmul_persistent import matmul_persistent
 
@@ -60,3 +61,14 @@ def linear_bytes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     n = weight.shape[0]
     elements = x.numel() + weight.numel() + x.shape[:-1].numel() * n + (0 if bias is None else n)
     return elements * x.element_size()
+
+
+def linear_tolerance(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[float, float]:
+    """Return (relative, absolute) of sums of K products in float32: see ``_sums.py``.
+
+    Where a bias cancels a product, what is left of the product's rounding is one step of a value as large as the bias.
+    """
+    relative, absolute = tolerance_of_sums(x.dtype, x.shape[-1], rms(x) * rms(weight))
+    if bias is None or bias.numel() == 0:
+        return relative, absolute
+    return relative, absolute + torch.finfo(x.dtype).eps * float(bias.abs().max())

@@ -8,6 +8,8 @@ import triton.language as tl
 
 import tcache
 
+from ._sums import rms, tolerance_of_sums
+
 _TILES = [
     # BLOCK_M, BLOCK_N, BLOCK_K, warps, stages
     (16, 32, 128, 4, 5),
@@ -145,10 +147,6 @@ def matmul_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
     return (a.numel() + b.numel() + a.shape[0] * b.shape[1]) * a.element_size()
 
 
-def matmul_tolerance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float] | None:
-    """Return None, the dtype's own tolerances, except for float32, whose operands are rounded to TF32.
-
-    TF32 keeps 10 bits: a product of normal values is off by up to 2**-10 of itself, a sum of K of them by about
-    2**-11 sqrt(K), and the worst of many sums by several times as much.
-    """
-    return (1e-2, 2**-8 * b.shape[0] ** 0.5) if a.dtype == torch.float32 else None
+def matmul_tolerance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """Return (relative, absolute) of sums of K products in float32, by the inputs' values: see ``_sums.py``."""
+    return tolerance_of_sums(a.dtype, a.shape[1], rms(a) * rms(b))

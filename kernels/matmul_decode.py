@@ -1,9 +1,14 @@
 """``c = a @ b`` for few rows of ``a``: bound by reading ``b`` once, so K is split until every multiprocessor reads.
 
 The product is computed transposed, ``c^T = b^T a^T``: the many columns of ``b`` take the place of rows, of which the
-tensor cores of Hopper want 64 at a time, and the few rows of ``a`` take that of columns, of which 8 are enough.
-Of the programs that share a tile of the result the one that finishes last adds up the parts, always in the same
-order: one launch, and the same bits every time.
+tensor cores of Hopper want 64 at a time, and the few rows of ``a`` take that of columns, of which 8 are enough. Of the
+programs that share a tile of the result the one that finishes last adds up the parts, always in the same order: one
+launch, and the same bits every time.
+
+That second pass costs microseconds, as much as reading a small matrix does. Up to 16 rows, K may be split among the
+warps of a program instead, whose parts meet in shared memory: a tile of 16 columns is enough then, and the tiles of
+4096 columns fill the GPU. A single row may be multiplied without tensor cores: weights are loaded straight into
+registers, with the first instructions, and nothing waits for a pipeline to fill.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ import triton.language as tl
 
 import tcache
 
+from ._sums import rms, tolerance_of_sums
+
 MOST_ROWS = 128
 """Up to so many rows of ``a`` reading ``b`` takes longer than multiplying: 2 M operations for each 2 bytes of ``b``, where
 an H200 computes about 200 in the time of a byte. For more see ``matmul_persistent``."""
@@ -21,66 +28,76 @@ an H200 computes about 200 in the time of a byte. For more see ``matmul_persiste
 _TILES = [
     # BLOCK_N, BLOCK_K, SPLIT_K, warps, stages; shared memory = stages * (BLOCK_N + BLOCK_M) * BLOCK_K * 2
     (64, 64, 1, 4, 4),  # first: fits everywhere, for shapes that were never tuned
-    (16, 256, 1, 4, 5),
     (32, 256, 1, 4, 4),
     (32, 128, 2, 4, 5),
     (32, 256, 2, 4, 4),
     (64, 128, 1, 4, 5),
+    (64, 256, 1, 4, 4),
     (64, 128, 2, 4, 5),
     (64, 256, 2, 4, 4),
     (64, 64, 4, 4, 6),
     (64, 128, 4, 4, 5),
-    (64, 256, 4, 4, 3),
     (64, 128, 8, 4, 4),
     (128, 64, 1, 4, 5),
     (128, 128, 1, 8, 4),
-    (128, 64, 2, 4, 5),
+    (128, 64, 2, 8, 5),
     (128, 128, 2, 8, 3),
-    (128, 64, 4, 4, 5),
-    (128, 128, 4, 4, 3),
+    (128, 64, 4, 8, 5),
     (128, 128, 4, 8, 4),
-    (128, 64, 8, 4, 4),
-    (128, 128, 8, 8, 3),
-    (256, 64, 2, 8, 4),
-    (256, 64, 4, 8, 4),
-    (256, 64, 8, 8, 3),
+    (256, 64, 1, 8, 4),
 ]
-_SMALLEST_N = 16
+_WAY_TILES = [
+    # BLOCK_N, BLOCK_K, WAYS, warps, stages: each warp multiplies its own part of K; shared memory is WAYS times as much
+    (16, 64, 4, 4, 4),
+    (16, 64, 4, 4, 6),
+    (16, 128, 4, 4, 3),
+    (32, 64, 4, 4, 4),
+    (16, 64, 8, 8, 3),
+    (32, 64, 8, 8, 3),
+]
+_ROW_TILES = [
+    # BLOCK_N, BLOCK_K, SPLIT_K, warps: a thread has all of its BLOCK_N * BLOCK_K / threads elements under way at once
+    (1, 4096, 1, 4),
+    (2, 2048, 1, 2),
+    (2, 4096, 1, 4),
+    (4, 2048, 1, 4),
+    (4, 4096, 1, 8),
+    (8, 1024, 1, 4),
+    (8, 2048, 1, 4),
+    (8, 1024, 2, 4),
+]
+_SMALLEST_N = 8  # of those that split K, each tile of which has a counter
 _LARGEST_SPLIT = 8
+
+
+def _config(n: int, k: int, split: int, ways: int, warps: int, stages: int) -> triton.Config:
+    return triton.Config(
+        {"BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split, "WAYS": ways}, num_warps=warps, num_stages=stages
+    )
+
+
 _CONFIGS = [
-    triton.Config({"BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split}, num_warps=warps, num_stages=stages)
-    for n, k, split, warps, stages in _TILES
+    *(_config(n, k, split, 1, warps, stages) for n, k, split, warps, stages in _TILES),
+    *(_config(n, k, 1, ways, warps, stages) for n, k, ways, warps, stages in _WAY_TILES),
+    *(_config(n, k, split, 0, warps, 1) for n, k, split, warps in _ROW_TILES),
 ]
 
 
-@tcache.autotune(
-    configs=_CONFIGS, key=["M", "N", "K", "stride_bk"], buckets={"M": [1, 8, 16, 32, 64, 128], "stride_bk": [1]}
-)
-@triton.heuristics(
-    {
-        "BLOCK_M": lambda arguments: max(16, triton.next_power_of_2(arguments["M"])),
-        "EVEN": lambda arguments: (
-            arguments["N"] % arguments["BLOCK_N"] == 0
-            and arguments["K"] % (arguments["BLOCK_K"] * arguments["SPLIT_K"]) == 0
-        ),
-    }
-)
+def _prune(configs, named, **_given):
+    """Keep what splits K among warps for up to 16 rows, and what goes without tensor cores for one of contiguous columns."""
+    single = named["M"] == 1 and named["stride_bk"] == 1
+    ways = [1, *([4, 8] if named["M"] <= 16 else []), *([0] if single else [])]
+    return [config for config in configs if config.kwargs["WAYS"] in ways]
+
+
 @triton.jit
-def matmul_decode_kernel(
-    a_ptr, b_ptr, c_ptr, parts_ptr, arrived_ptr, M, N, K,
-    stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
-    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.arange(0, BLOCK_M)
-    steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
-    first = part * steps * BLOCK_K
+def _with_tensor_cores(a_ptr, b_ptr, columns, rows, first, steps, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+                       BLOCK_K: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """Return the products of columns of ``b`` and rows of ``a``, of BLOCK_K times ``steps`` terms from ``first`` on."""
     depth = first + tl.arange(0, BLOCK_K)
     b_tile = b_ptr + columns.to(tl.int64)[:, None] * stride_bn + depth.to(tl.int64)[None, :] * stride_bk
     a_tile = a_ptr + depth.to(tl.int64)[:, None] * stride_ak + rows.to(tl.int64)[None, :] * stride_am
-    accumulator = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    accumulator = tl.zeros((columns.shape[0], rows.shape[0]), dtype=tl.float32)
     for step in range(0, steps):
         if EVEN:
             b = tl.load(b_tile)
@@ -89,12 +106,109 @@ def matmul_decode_kernel(
             left = K - step * BLOCK_K
             b = tl.load(b_tile, mask=(columns[:, None] < N) & (depth[None, :] < left), other=0.0)
             a = tl.load(a_tile, mask=(rows[None, :] < M) & (depth[:, None] < left), other=0.0)
-        accumulator = tl.dot(b, a, accumulator)
+        accumulator = tl.dot(b.to(a.dtype), a, accumulator)
         b_tile += BLOCK_K * stride_bk
         a_tile += BLOCK_K * stride_ak
+    return accumulator
 
+
+@triton.jit
+def _in_ways(a_ptr, b_ptr, columns, rows, first, steps, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+             BLOCK_K: tl.constexpr, WAYS: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """Return the same of WAYS times as many terms: as many products side by side, each a warp's own, added up at the end.
+
+    A warp's multiplications on one tile wait for each other; split among warps, the chain is shorter, small tiles and so
+    many programs are fast enough, and the parts meet in shared memory instead of in the GPU's.
+    """
+    way = tl.arange(0, WAYS)[:, None, None] * (steps * BLOCK_K)
+    depth = first + tl.arange(0, BLOCK_K)
+    down, across = (way + depth[None, :, None]).to(tl.int64), (way + depth[None, None, :]).to(tl.int64)
+    b_tile = b_ptr + columns.to(tl.int64)[None, :, None] * stride_bn + across * stride_bk
+    a_tile = a_ptr + down * stride_ak + rows.to(tl.int64)[None, None, :] * stride_am
+    accumulator = tl.zeros((WAYS, columns.shape[0], rows.shape[0]), dtype=tl.float32)
+    for step in range(0, steps):
+        if EVEN:
+            b = tl.load(b_tile)
+            a = tl.load(a_tile, mask=rows[None, None, :] < M, other=0.0)
+        else:
+            left = K - step * BLOCK_K
+            b = tl.load(b_tile, mask=(columns[None, :, None] < N) & (across < left), other=0.0)
+            a = tl.load(a_tile, mask=(rows[None, None, :] < M) & (down < left), other=0.0)
+        accumulator = tl.dot(b.to(a.dtype), a, accumulator)
+        b_tile += BLOCK_K * stride_bk
+        a_tile += BLOCK_K * stride_ak
+    return tl.sum(accumulator, axis=0)
+
+
+@triton.jit
+def _of_one_row(a_ptr, b_ptr, columns, first, steps, N, K, stride_ak, stride_bk, stride_bn,
+                BLOCK_K: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """Return the same for the first row of ``a`` alone, ``[BLOCK_N, 1]``."""
+    CHUNK: tl.constexpr = BLOCK_K // 4
+    depth = tl.arange(0, CHUNK)[None, :]
+    b_at = columns.to(tl.int64)[:, None] * stride_bn + depth.to(tl.int64) * stride_bk
+    # every thread reads the part of the row that its own columns meet: no way through shared memory, no barrier
+    a_at = tl.broadcast_to(depth.to(tl.int64) * stride_ak, (columns.shape[0], CHUNK))
+    products = tl.zeros((columns.shape[0], CHUNK), dtype=tl.float32)
+    for step in range(0, steps):
+        for chunk in tl.static_range(4):
+            start = first + step * BLOCK_K + chunk * CHUNK
+            b_tile = b_ptr + tl.cast(start, tl.int64) * stride_bk + b_at
+            a_tile = a_ptr + tl.cast(start, tl.int64) * stride_ak + a_at
+            if EVEN:
+                b = tl.load(b_tile, eviction_policy="evict_first")
+                a = tl.load(a_tile)
+            else:
+                b = tl.load(b_tile, mask=(columns[:, None] < N) & (depth < K - start), other=0.0)
+                a = tl.load(a_tile, mask=depth < K - start, other=0.0)
+            products += b.to(tl.float32) * a.to(tl.float32)
+    return tl.sum(products, axis=1)[:, None]
+
+
+@tcache.autotune(
+    configs=_CONFIGS, key=["M", "N", "K", "stride_bk"], buckets={"M": [1, 8, 16, 32, 64, 128], "stride_bk": [1]},
+    prune_configs_by={"early_config_prune": _prune},
+)  # fmt: skip
+@triton.heuristics(
+    {
+        "BLOCK_M": lambda arguments: max(16, triton.next_power_of_2(arguments["M"])),
+        "EVEN": lambda arguments: (
+            arguments["N"] % arguments["BLOCK_N"] == 0
+            and arguments["K"] % (arguments["BLOCK_K"] * arguments["SPLIT_K"] * max(1, arguments["WAYS"])) == 0
+        ),
+    }
+)
+@triton.jit
+def matmul_decode_kernel(
+    a_ptr, b_ptr, c_ptr, scale_ptr, parts_ptr, arrived_ptr, M, N, K,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, WAYS: tl.constexpr,
+    BLOCK_M: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Multiply a tile of columns, or one part of K of it; columns are scaled at the end where there is a scale."""
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.arange(0, BLOCK_M)
+    WIDE: tl.constexpr = SPLIT_K * max(1, WAYS)
+    steps = tl.cdiv(tl.cdiv(K, BLOCK_K), WIDE)
+    first = part * (WIDE // SPLIT_K) * steps * BLOCK_K
+    if WAYS == 0:  # the other rows are not stored
+        row = _of_one_row(a_ptr, b_ptr, columns, first, steps, N, K, stride_ak, stride_bk, stride_bn, BLOCK_K, EVEN)
+        accumulator = tl.broadcast_to(row, (BLOCK_N, BLOCK_M))
+    elif WAYS == 1:
+        accumulator = _with_tensor_cores(
+            a_ptr, b_ptr, columns, rows, first, steps, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, BLOCK_K, EVEN
+        )  # fmt: skip
+    else:
+        accumulator = _in_ways(
+            a_ptr, b_ptr, columns, rows, first, steps, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+            BLOCK_K, WAYS, EVEN,
+        )  # fmt: skip
     inside = (columns[:, None] < N) & (rows[None, :] < M)
     c_tile = c_ptr + columns.to(tl.int64)[:, None] * stride_cn + rows.to(tl.int64)[None, :] * stride_cm
+    if scale_ptr is not None:
+        accumulator *= tl.load(scale_ptr + columns, mask=columns < N, other=0.0)[:, None]
     if SPLIT_K == 1:
         tl.store(c_tile, accumulator.to(c_ptr.dtype.element_ty), mask=inside)
     else:
@@ -137,6 +251,28 @@ def _counters(device: torch.device, count: int) -> torch.Tensor:
     return kept
 
 
+def launch_decode(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, scale: torch.Tensor | None) -> None:
+    """Write ``a @ b * scale`` to ``c``; nothing is checked.
+
+    Args:
+        a: ``[M, K]``, M from 1 to 128, K at least 1.
+        b: ``[K, N]``, of the dtype of ``a`` or of one that is exact in it.
+        c: ``[M, N]``.
+        scale: ``[N]`` float32, contiguous; None for none.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    parts = torch.empty((_LARGEST_SPLIT, m, n), device=a.device, dtype=torch.float32)
+    arrived = _counters(a.device, triton.cdiv(n, _SMALLEST_N))
+
+    def grid(meta: dict[str, int]) -> tuple[int, int]:
+        return triton.cdiv(n, meta["BLOCK_N"]), meta["SPLIT_K"]
+
+    matmul_decode_kernel[grid](
+        a, b, c, scale, parts, arrived, m, n, k,
+        a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
+    )  # fmt: skip
+
+
 def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return ``a @ b`` for at most 128 rows of ``a``.
 
@@ -168,16 +304,7 @@ def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return c
     if k == 0:
         return c.zero_()
-    parts = torch.empty((_LARGEST_SPLIT, m, n), device=a.device, dtype=torch.float32)
-    arrived = _counters(a.device, triton.cdiv(n, _SMALLEST_N))
-
-    def grid(meta: dict[str, int]) -> tuple[int, int]:
-        return triton.cdiv(n, meta["BLOCK_N"]), meta["SPLIT_K"]
-
-    matmul_decode_kernel[grid](
-        a, b, c, parts, arrived, m, n, k,
-        a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
-    )  # fmt: skip
+    launch_decode(a, b, c, None)
     return c
 
 
@@ -200,3 +327,8 @@ def matmul_decode_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
     """Return the least bytes to move: both matrices read once, the result written once."""
     (m, k), n = a.shape, b.shape[1]
     return (m * k + k * n + m * n) * a.element_size()
+
+
+def matmul_decode_tolerance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """Return (relative, absolute) of sums of K products in float32, by the inputs' values: see ``_sums.py``."""
+    return tolerance_of_sums(a.dtype, a.shape[1], rms(a) * rms(b))

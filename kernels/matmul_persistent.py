@@ -13,6 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 
+from ._sums import rms, tolerance_of_sums
+
 _TMA_TILES = [
     # BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, STORES, FLATTEN, warps, stages;
     # shared memory = stages * (M + N) * K * 2 + M * N * 2 / STORES
@@ -124,9 +126,10 @@ def matmul_persistent_kernel(
         tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        # rows and columns past the edge load the first one: valid memory, and never stored
-        a_rows = tl.where(rows < M, rows, 0).to(tl.int64)
-        b_columns = tl.where(columns < N, columns, 0).to(tl.int64)
+        # rows and columns past the edge wrap around: they load valid memory and are never stored. Not tl.where: after
+        # it the compiler knows of no two neighbours, and copies elements one by one, without a pipeline
+        a_rows = (rows % M).to(tl.int64)
+        b_columns = (columns % N).to(tl.int64)
         a_tile = a_ptr + a_rows[:, None] * stride_am + depth[None, :].to(tl.int64) * stride_ak
         b_tile = b_ptr + depth[:, None].to(tl.int64) * stride_bk + b_columns[None, :] * stride_bn
         accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -252,3 +255,8 @@ def matmul_persistent_bytes(a: torch.Tensor, b: torch.Tensor, tma: bool | None =
     """Return the least bytes to move: both matrices read once, the result written once."""
     (m, k), n = a.shape, b.shape[1]
     return (m * k + k * n + m * n) * a.element_size()
+
+
+def matmul_persistent_tolerance(a: torch.Tensor, b: torch.Tensor, tma: bool | None = None) -> tuple[float, float]:
+    """Return (relative, absolute) of sums of K products in float32, by the inputs' values: see ``_sums.py``."""
+    return tolerance_of_sums(a.dtype, a.shape[1], rms(a) * rms(b))

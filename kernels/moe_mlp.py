@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ._sums import rms
 from .grouped_gemm import grouped_gemm
 from .moe import align, route, route_reference
 from .moe_rows import combine, gather, silu_gate
@@ -67,3 +68,19 @@ def moe_mlp_bytes(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, 
     used = min(logits.shape[1], x.shape[0] * k)
     weights = used * (gate_up.shape[1] * gate_up.shape[2] + down.shape[1] * down.shape[2])
     return (2 * x.numel() + weights) * x.element_size() + logits.numel() * logits.element_size()
+
+
+def moe_mlp_tolerance(
+    x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, k: int
+) -> tuple[float, float]:
+    """Return (relative, absolute): four steps of the dtype (of TF32 for float32) of a typical result's size.
+
+    The reference rounds once; here gate, up, their product and an expert's result are rounded, too, each by up to half
+    a step, independently for each of the F terms of a sum: of a sum's typical size they take about one step, and the
+    worst of millions four. A projection has the size ``g = rms(x) rms(gate_up) sqrt(H)``; ``silu(gate) * up`` at most
+    ``g**2 / sqrt(2)``; the result ``sqrt(F / 2) g**2 rms(down)``, of which an expert's share is at most all.
+    """
+    projection = rms(x) * rms(gate_up) * x.shape[1] ** 0.5
+    size = (down.shape[2] / 2) ** 0.5 * projection**2 * rms(down)
+    step = max(torch.finfo(x.dtype).eps, 2**-10)
+    return 1e-2, max(4 * step * size, 1e-2 if x.dtype != torch.float32 else 0.0)

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 import tcache
 
 from ._rows import on_device_of
+from ._sums import rms
 from .sparse_conv import (
     check_map,
     sparse_conv,
@@ -173,6 +174,22 @@ def sparse_conv_weight_gradient_inputs(
 ) -> None:
     """Fill the map in place, as for :func:`sparse_conv`."""
     fill_map(neighbours)
+
+
+def sparse_conv_weight_gradient_tolerance(
+    features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor
+) -> tuple[float, float]:
+    """Return (relative, absolute) of float32 sums of up to N products, which no dtype's own tolerance is meant for.
+
+    N products of typical size s make a sum of sqrt(N) s. Added in another order it differs by a few float32 roundings
+    of that, ``2**-22 sqrt(N) s``. Tensor cores cut partial sums off (``_sums.py``: ``2**-26 n**1.5 s`` for n products);
+    the rows are added up in 16 chunks or more, whose errors have either sign: ``sqrt(16) 2**-26 (N / 16)**1.5 s``,
+    which is ``2**-30 N**1.5 s``. Float32 inputs are cut to TF32, see there.
+    """
+    rows, size = features.shape[0], rms(features) * rms(gradient)
+    if features.dtype == torch.float32:
+        return 1e-2, 2**-8 * rows**0.5 * size
+    return 1e-5, max(1e-6, (2**-22 * rows**0.5 + 2**-30 * rows**1.5) * size)
 
 
 def _mirrored(weight: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ persistent, persistent_reference = (
 )
 decode, decode_reference = (kernel(f"matmul_decode.py:{name}") for name in ("matmul_decode", "matmul_decode_reference"))
 decode_kernel = kernel("matmul_decode.py:matmul_decode_kernel")
+prune = kernel("matmul_decode.py:_prune")
 
 
 def close(got, wanted):
@@ -119,7 +120,9 @@ def test_decode(m, right, device):
 
 @pytest.mark.parametrize("split", [1, 2, 4, 8])
 def test_every_way_to_split(split, device, monkeypatch):
-    configs = [config for config in decode_kernel.configs if config.kwargs["SPLIT_K"] == split]
+    configs = [
+        config for config in decode_kernel.configs if config.kwargs["SPLIT_K"] == split and config.kwargs["WAYS"] == 1
+    ]
     assert configs
     for config in configs if device == "cuda" else configs[:1]:
         monkeypatch.setattr(decode_kernel, "configs", [config])
@@ -134,6 +137,31 @@ def test_every_way_to_split(split, device, monkeypatch):
             close(got[0], decode_reference(a, b))
             assert torch.equal(got[0], got[1])
             assert torch.equal(got[0], got[2])
+
+
+OTHER_CONFIGS = [config for config in decode_kernel.configs if config.kwargs["WAYS"] != 1]
+
+
+@pytest.mark.parametrize("config", OTHER_CONFIGS, ids=str)
+def test_other_ways_to_multiply(config, device, monkeypatch):
+    monkeypatch.setattr(decode_kernel, "configs", [config])
+    m = 1 if config.kwargs["WAYS"] == 0 else 5
+    for n, k in [(1, 1), (33, 130), (9, 5000), (32, 4096)]:
+        for dtype in dtypes(device) if k == 130 else [torch.float16]:
+            a, b = matrix(m, k, dtype, device, "steps"), matrix(k, n, dtype, device, "columns")
+            got = decode(a, b)
+            close(got, decode_reference(a, b))
+            assert torch.equal(got, decode(a, b))  # counters are left as they were found
+
+
+def test_what_is_for_few_rows_only():
+    def left(**named):
+        return {config.kwargs["WAYS"] for config in prune(decode_kernel.configs, named)}
+
+    assert left(M=1, stride_bk=1) == {0, 1, 4, 8}
+    assert left(M=2, stride_bk=1) == {1, 4, 8}
+    assert left(M=1, stride_bk=64) == {1, 4, 8}
+    assert left(M=17, stride_bk=1) == {1}
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

@@ -87,7 +87,9 @@ def test_fp8_there_and_back(block, randn, fp8):
 
 # dequantising matmul
 
-MATMULS = pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (1, 33, 130), (17, 31, 129), (70, 100, 300)])
+MATMULS = pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 1), (1, 33, 130), (17, 31, 129), (70, 100, 300), (64, 16, 64)]
+)
 
 
 @MATMULS

@@ -11,7 +11,7 @@ import torch
 from tcache.replay import KernelRef, load
 
 ROOT = Path(__file__).parents[2]
-SUFFIXES = ("reference", "torch", "flops", "bytes", "inputs")
+SUFFIXES = ("reference", "torch", "flops", "bytes", "inputs", "tolerance")
 
 
 def function(module, name):
@@ -85,3 +85,39 @@ def test_a_sparse_convolution_counts_the_neighbours_that_are_there():
     features, weight = torch.zeros(2, 4), torch.zeros(3, 4, 5)
     assert function("sparse_conv", "sparse_conv_flops")(features, weight, neighbours) == 2 * 4 * 20
     assert function("sparse_conv", "sparse_conv_bytes")(features, weight, neighbours) == 4 * (8 + 60 + 10) + 24 + 24
+
+
+def ones(*shape, dtype=torch.bfloat16):
+    return torch.ones(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["matmul", "matmul_persistent", "matmul_decode"])
+def test_a_products_tolerance_grows_with_the_depth_and_the_inputs(name):
+    tolerance = function(name, f"{name}_tolerance")
+    assert tolerance(ones(4, 64), ones(64, 4)) == (1e-2, 1e-2)
+    relative, absolute = tolerance(3 * ones(4, 28672), ones(28672, 4))
+    assert (relative, round(absolute, 4)) == (1e-2, round(3 * 28672**1.5 / 2**26, 4))
+    wide = [ones(4, 64, dtype=torch.float32), ones(64, 4, dtype=torch.float32)]
+    assert tolerance(*wide) == (1e-2, 8 / 2**8)
+
+
+def test_tolerances_of_what_multiplies_in_other_ways():
+    x, weight = ones(2, 4, 16), ones(8, 16)
+    assert function("linear", "linear_tolerance")(x, weight) == (1e-2, 1e-2)
+    assert function("linear", "linear_tolerance")(x, weight, -4 * ones(8)) == (1e-2, 1e-2 + 4 / 2**7)
+    offsets = torch.tensor([0, 4], dtype=I32)
+    assert function("grouped_gemm", "grouped_gemm_tolerance")(ones(4, 16), ones(1, 16, 8), offsets) == (1e-2, 1e-2)
+    scale = torch.tensor([1.0, 2.0])
+    int8 = torch.full((2, 4096), 100, dtype=torch.int8).t()
+    assert function("dequant_matmul", "dequant_matmul_tolerance")(ones(4, 4096), int8, scale) == pytest.approx(
+        (1e-2, 200 / 2**8)
+    )
+    # a result of sqrt(8 / 2) * (sqrt(16) * 1)**2: four steps of 2**-7 of that
+    arguments = ones(3, 16), ones(3, 2), ones(2, 16, 16), ones(2, 16, 8), 2
+    assert function("moe_mlp", "moe_mlp_tolerance")(*arguments) == pytest.approx((1e-2, 4 / 2**7 * 2 * 16))
+    half = [ones(2**20, 2, dtype=torch.float16), ones(2**20, 4, dtype=torch.float16), torch.zeros(2**20, 1, dtype=I32)]
+    name = "sparse_conv_weight_gradient_tolerance"
+    assert function("sparse_conv_backward", name)(*half) == pytest.approx((1e-5, 1 + 2**-12))
+    q, k = ones(1, 8, 2, 16), ones(1, 2, 2, 16)
+    found = function("attention_backward", "attention_backward_tolerance")(5 * q, q, k, k, q, None)
+    assert found == pytest.approx((2e-2, 2e-2 * 2 * 5))

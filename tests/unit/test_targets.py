@@ -16,7 +16,7 @@ def row(kernel, dtype="bfloat16", error=None, *, shape, **figures):
 def verdicts(*rows):
     found = judge(list(rows))
     assert [each["target"] for each in found] == [target.name for target in TARGETS]
-    return {each["target"].split(":")[0]: each for each in found}
+    return {each["target"]: each for each in found}
 
 
 def cube(n):
@@ -36,7 +36,7 @@ def test_the_best_kernel_of_a_shape_counts_and_the_worst_shape():
         row("matmul", "float32", shape=cube(8192), speedup_over_torch=3.0),
         row("matmul_persistent", shape=cube(8192), speedup_over_torch=0.99, error="wrong result"),
     )
-    first, second = found["matmul bf16 4096^3"], found["matmul bf16 8192^3"]
+    first, second = found["matmul bf16 4096^3: of cuBLAS"], found["matmul bf16 8192^3: of cuBLAS"]
     assert (first["figure"], first["passed"], first["shapes"][0]["kernel"]) == (0.91, True, "matmul_persistent")
     assert (second["figure"], second["passed"], len(second["shapes"])) == (0.84, False, 1)
 
@@ -47,10 +47,16 @@ def test_decode_shapes():
         row("matmul", shape=dict(reversed(shape.items())), fraction=0.5),
         row("matmul_decode", shape=shape, fraction=0.92),
         row("matmul_decode", shape={**shape, "M": 1}, fraction=0.9),
-        row("matmul_decode", shape={**shape, "M": 17}, fraction=0.1),
-    )["matmul bf16, M <= 16"]
-    assert (found["figure"], found["passed"]) == (0.9, True)
-    assert [each["shape"] for each in found["shapes"]] == ["K=4096 M=1 N=4096", "K=4096 M=16 N=4096"]
+        row("matmul_decode", shape={**shape, "M": 17}, fraction=0.1, speedup_over_copy=0.1),
+        row("matmul_decode", shape={**shape, "M": 4}, fraction=0.95, speedup_over_copy=0.89),
+        row("linear", shape={**shape, "M": 2}, fraction=0.99, speedup_over_copy=0.1),
+    )
+    bound = found["matmul bf16, M <= 16: of the bandwidth bound"]
+    assert (bound["figure"], bound["passed"]) == (0.9, True)
+    assert [each["shape"] for each in bound["shapes"]] == [f"K=4096 M={m} N=4096" for m in (1, 16, 4, 2)]
+    copy = found["matmul bf16, M <= 16: of a copy of as many bytes"]
+    assert (copy["figure"], copy["passed"]) == (0.89, False)
+    assert [each["shape"] for each in copy["shapes"]] == ["K=4096 M=4 N=4096"]
 
 
 def test_bandwidth_of_large_sizes_only_and_of_each_kernel():
@@ -61,8 +67,9 @@ def test_bandwidth_of_large_sizes_only_and_of_each_kernel():
         row("rmsnorm", shape={"M": 1, "N": 8}, bytes=LARGE - 1, percent_of_bandwidth=1.0),
         row("softmax", shape=shape, bytes=None, percent_of_bandwidth=None),
     )
-    assert (found["norms"]["figure"], found["norms"]["passed"], len(found["norms"]["shapes"])) == (0.84, False, 2)
-    assert found["softmax"]["passed"] is None
+    norms, softmax = (found[f"{name}: of the copy's bandwidth, large sizes"] for name in ("norms", "softmax"))
+    assert (norms["figure"], norms["passed"], len(norms["shapes"])) == (0.84, False, 2)
+    assert softmax["passed"] is None
 
 
 def test_attention_and_groups():
@@ -73,9 +80,10 @@ def test_attention_and_groups():
         row("attention", shape={"S": 4096, "past": 4096}, speedup_over_flash=0.1),
         row("grouped_gemm", shape={"T": 16}, speedup_over_torch=2.0, speedup_over_cublas=0.79),
     )
-    assert found["attention forward, 4k to 16k"]["figure"] == 0.61
-    assert found["attention forward, 4k to 16k"]["passed"]
-    assert found["grouped GEMM"]["passed"] is False
+    attention = found["attention forward, 4k to 16k: of torch SDPA's flash"]
+    assert attention["figure"] == 0.61
+    assert attention["passed"]
+    assert found["grouped GEMM: of the sum of cuBLAS calls"]["passed"] is False
 
 
 def test_what_is_measured_first():
