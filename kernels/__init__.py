@@ -13,6 +13,9 @@ A bundle packed here hits there: best configs and packed binaries are found by a
 module it is imported from. Nothing is called ``kernels`` when it is installed, because a package of that name on PyPI is
 another project.
 
+Gradients: of ``attention``, ``layernorm``, ``rmsnorm`` and ``SparseConv``. The other wrappers compute forward only; what
+they return is detached from autograd's graph.
+
 Wrappers are imported when they are first asked for. What a wrapper's module has besides (its kernels, ``softmax_flops``)
 comes from the module: ``from tcache_kernels.softmax import softmax_kernel``. In the package itself, a name that both a
 wrapper and its module have is always the wrapper.

@@ -13,6 +13,7 @@ import triton.language as tl
 
 import tcache
 
+from ._matrices import near
 from ._rows import check_device, check_fp8, on_device_of
 from ._sums import rms, tolerance_of_sums
 from .matmul_decode import launch_decode
@@ -123,6 +124,7 @@ def dequant_matmul(a: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> tor
         if m <= FEW_ROWS:
             launch_decode(a, w, c, scale)
             return c
+        a, w = near(a, 1), near(w, 0)
         dequant_matmul_kernel[lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)](
             a, w, scale, c, m, n, k, a.stride(0), a.stride(1), w.stride(0), w.stride(1), n
         )

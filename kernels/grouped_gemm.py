@@ -13,6 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 
+from ._matrices import near
+from ._rows import on_device_of
 from ._sums import rms, tolerance_of_sums
 
 _POINTER_CONFIGS = [
@@ -251,19 +253,21 @@ def grouped_gemm(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tma: b
         most = (t // meta["BLOCK_M"] + min(e, t)) * triton.cdiv(n, meta["BLOCK_N"])
         return (min(processors * meta["PER_SM"], most),)
 
-    if why is None and (tma or t >= 32 * e):
-        w_rows = w.stride(2) == 1
-        stored = w if w_rows else w.transpose(1, 2)
-        x_desc = TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 8])
-        w_desc = TensorDescriptor(stored, list(stored.shape), list(stored.stride()), [1, 1, 8])
-        grouped_gemm_tma_kernel[grid](
-            x_desc, w_desc, y, offsets, t, n, k, e, y.stride(0), y.stride(1), w_rows, experts
-        )  # fmt: skip
-    else:
-        grouped_gemm_kernel[grid](
-            x, w, y, offsets, t, n, k, e, x.stride(0), x.stride(1), w.stride(0), w.stride(1), w.stride(2),
-            y.stride(0), y.stride(1), experts,
-        )  # fmt: skip
+    with on_device_of(x):
+        if why is None and (tma or t >= 32 * e):
+            w_rows = w.stride(2) == 1
+            stored = w if w_rows else w.transpose(1, 2)
+            x_desc = TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 8])
+            w_desc = TensorDescriptor(stored, list(stored.shape), list(stored.stride()), [1, 1, 8])
+            grouped_gemm_tma_kernel[grid](
+                x_desc, w_desc, y, offsets, t, n, k, e, y.stride(0), y.stride(1), w_rows, experts
+            )  # fmt: skip
+        else:
+            x, w = near(x, 1), near(w, 1)
+            grouped_gemm_kernel[grid](
+                x, w, y, offsets, t, n, k, e, x.stride(0), x.stride(1), w.stride(0), w.stride(1), w.stride(2),
+                y.stride(0), y.stride(1), experts,
+            )  # fmt: skip
     return y
 
 

@@ -19,6 +19,8 @@ import triton.language as tl
 
 import tcache
 
+from ._matrices import DTYPES, near
+from ._rows import on_device_of
 from ._sums import rms, tolerance_of_sums
 
 MOST_ROWS = 128
@@ -260,17 +262,19 @@ def launch_decode(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, scale: torc
         c: ``[M, N]``.
         scale: ``[N]`` float32, contiguous; None for none.
     """
+    a, b = near(a, 1), near(b, 0)
     (m, k), n = a.shape, b.shape[1]
     parts = torch.empty((_LARGEST_SPLIT, m, n), device=a.device, dtype=torch.float32)
-    arrived = _counters(a.device, triton.cdiv(n, _SMALLEST_N))
 
     def grid(meta: dict[str, int]) -> tuple[int, int]:
         return triton.cdiv(n, meta["BLOCK_N"]), meta["SPLIT_K"]
 
-    matmul_decode_kernel[grid](
-        a, b, c, scale, parts, arrived, m, n, k,
-        a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
-    )  # fmt: skip
+    with on_device_of(a):
+        arrived = _counters(a.device, triton.cdiv(n, _SMALLEST_N))
+        matmul_decode_kernel[grid](
+            a, b, c, scale, parts, arrived, m, n, k,
+            a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
+        )  # fmt: skip
 
 
 def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -291,7 +295,7 @@ def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != b.dtype or a.device != b.device or not a.is_floating_point() or a.dtype == torch.float64:
+    if a.dtype != b.dtype or a.device != b.device or a.dtype not in DTYPES:
         raise ValueError(
             "expected one floating dtype of at most 32 bits and one device, "
             f"got {a.dtype} on {a.device}, {b.dtype} on {b.device}"

@@ -13,6 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 
+from ._matrices import DTYPES, near
+from ._rows import on_device_of
 from ._sums import rms, tolerance_of_sums
 
 _TMA_TILES = [
@@ -206,12 +208,11 @@ def matmul_persistent(a: torch.Tensor, b: torch.Tensor, tma: bool | None = None)
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != b.dtype or a.device != b.device or not a.is_floating_point():
+    if a.dtype != b.dtype or a.device != b.device or a.dtype not in DTYPES:
         raise ValueError(
-            f"expected one floating dtype and one device, got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
+            "expected one floating dtype of at most 32 bits and one device, "
+            f"got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
         )
-    if a.dtype == torch.float64:
-        raise ValueError("expected a dtype that tensor cores multiply, got torch.float64")
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), device=a.device, dtype=a.dtype)
     if m == 0 or n == 0:
@@ -226,13 +227,15 @@ def matmul_persistent(a: torch.Tensor, b: torch.Tensor, tma: bool | None = None)
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (min(programs, triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"])),)
 
-    if why is None:
-        (a_desc, a_rows), (b_desc, b_rows), (c_desc, _) = _descriptor(a), _descriptor(b), _descriptor(c)
-        matmul_tma_kernel[grid](a_desc, b_desc, c_desc, m, n, k, a_rows, b_rows, str(a.dtype))
-    else:
-        matmul_persistent_kernel[grid](
-            a, b, c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1)
-        )
+    with on_device_of(a):
+        if why is None:
+            (a_desc, a_rows), (b_desc, b_rows), (c_desc, _) = _descriptor(a), _descriptor(b), _descriptor(c)
+            matmul_tma_kernel[grid](a_desc, b_desc, c_desc, m, n, k, a_rows, b_rows, str(a.dtype))
+        else:
+            a, b = near(a, 1), near(b, 0)
+            matmul_persistent_kernel[grid](
+                a, b, c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1)
+            )
     return c
 
 
