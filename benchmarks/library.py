@@ -143,13 +143,45 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer launches")
     parser.add_argument("--resume", action="store_true", help="keep the rows that the result file has")
     parser.add_argument("--plot", type=Path, help="write the roofline there")
+    parser.add_argument(
+        "--join", nargs="+", type=Path, metavar="FILE", help="measure nothing: join results of one machine's GPUs"
+    )
     parser.add_argument("--output", type=Path, default=_machine.RESULTS)
     return parser.parse_args()
+
+
+def join(arguments: argparse.Namespace) -> int:
+    """Write one result from several: rows keep the peaks of their own runs, peaks and roofs are the highest of all."""
+    found = [json.loads(path.read_text()) for path in arguments.join]
+    rows = [row for document in found for row in document["rows"]]
+    used = [document["peaks"]["used"] for document in found]
+    rates = {name: max(one["tflops"].get(name, 0.0) for one in used) for one in used for name in one["tflops"]}
+    peaks = {"runs": [document["peaks"] for document in found],
+             "used": {"gbps": max(one["gbps"] for one in used), "tflops": rates, "missing": {}}}  # fmt: skip
+    result = {
+        "machine": found[0]["machine"], "gpu": found[0]["gpu"], "peaks": peaks, "targets": judge(rows),
+        "not_measured": [case for document in found for case in document["not_measured"]], "rows": rows,
+    }  # fmt: skip
+    atomic_write(arguments.output / "library.json", (json.dumps(result, indent=1) + "\n").encode())
+    if arguments.plot:
+        write_roofline(arguments.plot, {"machine": result["gpu"], "peaks": peaks, "rows": rows})
+    return tell(result["targets"])
+
+
+def tell(targets: list[dict[str, Any]]) -> int:
+    """Print each target and its figure; return 1 when one is missed."""
+    for row in targets:
+        verdict = {True: "holds", False: "MISSED", None: "not measured"}[row["passed"]]
+        worst = f" ({row['shapes'][0]['kernel']} {row['shapes'][0]['shape']})" if row["shapes"] else ""
+        print(f"{row['target']}: {row['figure']} of {row['least']}: {verdict}{worst}")
+    return int(any(row["passed"] is False for row in targets))
 
 
 def main() -> int:
     begin = time.monotonic()
     arguments = parsed()
+    if arguments.join:
+        return join(arguments)
     machine = Gpu()
     activate(bundles=[], mode="lookup", store=arguments.store)
     path = arguments.output / "library.json"
@@ -170,10 +202,7 @@ def main() -> int:
     result = report.write(run, left)
     if arguments.plot:
         write_roofline(arguments.plot, {**run.document(), "rows": result["rows"]})
-    for row in result["targets"]:
-        verdict = {True: "holds", False: "MISSED", None: "not measured"}[row["passed"]]
-        worst = f" ({row['shapes'][0]['kernel']} {row['shapes'][0]['shape']})" if row["shapes"] else ""
-        print(f"{row['target']}: {row['figure']} of {row['least']}: {verdict}{worst}")
+    missed = tell(result["targets"])
     if run.stopped:
         print(f"note: {run.stopped}", file=sys.stderr)
     if left:
@@ -181,7 +210,7 @@ def main() -> int:
     failed = [row["case"] for row in result["rows"] if row["error"] is not None]
     for name in failed:
         print(f"failed: {name}", file=sys.stderr)
-    code = int(bool(failed) or any(row["passed"] is False for row in result["targets"]))
+    code = int(bool(failed) or missed)
     leave_if_faulted(machine, code)
     return code
 

@@ -49,7 +49,15 @@ def figures() -> str:
         for count, row in host["arguments"].items()
     )
     same = model["frozen"]["same"]
-    resolve, peak = warm_up["resolve"], max(row["peak_mb"]["parent"] for row in warm_up["memory"]["rows"])
+    resolve, memory = warm_up["resolve"], max(row["peak_mb"]["parent"] for row in warm_up["memory"]["rows"])
+    library = json.loads((RESULTS / "library.json").read_text())
+    held = "\n".join(
+        f"| {row['target']} | {row['least']:.2f} | {row['shapes'][0]['figure']:.2f} | "
+        f"{row['shapes'][len(row['shapes']) // 2]['figure']:.2f} | {row['shapes'][-1]['figure']:.2f} |"
+        for row in library["targets"]
+        if row["shapes"]
+    )
+    peak = library["peaks"]["used"]
     opened, packing = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("bundle", "pack"))
     return f"""\
 | first matmul launch of a fresh process, {machine["gpu"]} | median | compiled | tcache's bundle is faster |
@@ -97,6 +105,15 @@ fla-core asks Triton to keep in {adopted["median_seconds"]["recorded"]:.0f} s; [
 [tuning.json](benchmarks/results/tuning.json), [races.json](benchmarks/results/races.json), \
 [two_gpus.json](benchmarks/results/two_gpus.json).
 
+| kernel library on {library["machine"]["gpu"]}, share or ratio in the same run | asked for | worst shape | median | best |
+|---|---:|---:|---:|---:|
+{held}
+
+![roofline](docs/figures/roofline.svg)
+
+{len(library["rows"])} cases; a copy reaches {peak["gbps"]:,.0f} GB/s and a bf16 matmul {peak["tflops"]["bfloat16"]:,.0f} TFLOP/s there; \
+[library.json](benchmarks/results/library.json).
+
 | without a GPU, {small["cores"]} cores | |
 |---|---:|
 | launches of the quickstart manifest that hit in `tcache verify` | {chain["hits"]} of {chain["launches"]} |
@@ -105,7 +122,7 @@ fla-core asks Triton to keep in {adopted["median_seconds"]["recorded"]:.0f} s; [
 | compiling {wide["entries"]} entries {wide["jobs"]} at a time against one at a time, {wide["jobs"]} cores | efficiency \
 {wide["compile_efficiency"]:.2f} ({wide["efficiency"]:.2f} for the whole command: {wide["resolving"]:.0f} s of imports and replay are serial) |
 | `tcache resolve` of {resolve["launches"]} launches of {resolve["kernels"]} kernels of three libraries, imports included | {resolve["seconds"]:.1f} s |
-| memory of `tcache warmup`'s parent, up to 15,000 launches of 70B-parameter shapes | {peak} MB |
+| memory of `tcache warmup`'s parent, up to 15,000 launches of 70B-parameter shapes | {memory} MB |
 | packing {packing["entries"]:,} entries as a directory, a wheel, an image, a native cache | {", ".join(f"{packing[kind]['seconds']:.1f}" for kind in ("dir", "wheel", "oci", "native"))} s |
 | opening a bundle of {opened["entries"]:,} entries | {opened["milliseconds"]["open"]["median"]:.1f} ms |
 | store of {store["entries"]:,} entries over {store["kernels"]} kernels: a kernel's first lookup in a process | {store["first_lookup_ms"]:.1f} ms |
