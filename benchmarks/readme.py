@@ -125,6 +125,8 @@ fla-core asks Triton to keep in {adopted["median_seconds"]["recorded"]:.0f} s; [
 | memory of `tcache warmup`'s parent, up to 15,000 launches of 70B-parameter shapes | {memory} MB |
 | packing {packing["entries"]:,} entries as a directory, a wheel, an image, a native cache | {", ".join(f"{packing[kind]['seconds']:.1f}" for kind in ("dir", "wheel", "oci", "native"))} s |
 | opening a bundle of {opened["entries"]:,} entries | {opened["milliseconds"]["open"]["median"]:.1f} ms |
+| comparing the digests of a thousand small entries, of a few large ones | \
+{opened["thousand_small_entries"]["verify_mb_per_s"]:,}, {opened["few_large_files"]["verify_mb_per_s"]:,} MB/s |
 | store of {store["entries"]:,} entries over {store["kernels"]} kernels: a kernel's first lookup in a process | {store["first_lookup_ms"]:.1f} ms |
 | each further shape of the kernel, once | {store["first_lookup_of_a_further_shape_us"]:.0f} µs |
 | a shape looked up before | {store["later_lookup_us"]:.2f} µs |
