@@ -14,8 +14,8 @@ from ._norms import (
     column_gradients_kernel,
     column_sum_kernel,
     forward_kernel,
-    forward_looped_kernel,
 )
+from ._norms_wide import forward_wide_kernel
 from ._rows import as_rows, check_floats, check_vector, on_device_of
 
 
@@ -56,7 +56,7 @@ def forward(
                 grid = lambda meta: (triton.cdiv(m, meta["ROWS"]),)  # noqa: E731
                 forward_kernel[grid](*tensors, CENTRED=centred, BLOCK_N=triton.next_power_of_2(n))
             else:
-                forward_looped_kernel[(m,)](*tensors, CENTRED=centred)
+                forward_wide_kernel[(m,)](*tensors, CENTRED=centred)
     return y, mean, rstd
 
 
