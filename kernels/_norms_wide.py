@@ -1,8 +1,12 @@
-"""The forward of layernorm and rmsnorm for rows too wide for one program's tile; formulas are in ``_norms``.
+"""Layernorm and rmsnorm for rows too wide for one program's tile, forward and backward; formulas are in ``_norms``.
 
-A program has one row. It keeps the first ``KEEP`` chunks in registers, goes over the rest, and reads that once more,
+Forward: a program has one row. It keeps the first ``KEEP`` chunks in registers, goes over the rest, and reads that once more,
 backwards, out of the L2 cache. Of the rest each lane (a thread) has a count, a mean and the squares of deviations from
 that mean, which combine without cancellation (Chan, Golub, LeVeque 1979, Stanford STAN-CS-79-773).
+
+Backward: of every row ``SHARES`` programs take all the sums over its columns, and each keeps and writes its own share,
+for which alone it has the weights' gradients in registers. A row comes from memory once and from the L2 cache for the
+other programs, which run at the same time.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ import triton.language as tl
 import tcache
 
 from ._rows import ROW_BUCKETS, unpacked
+
+WIDEST_SHARED = 16384
+"""Columns up to which the backward has a row's share, weight and gradients in registers; beyond, it reads rows twice."""
 
 # KEEP: of 16-bit elements; half as many of float32
 _WIDE = [
@@ -35,6 +42,32 @@ _WIDE = [
         (4096, 0, 8, 3),
     ]
 ]
+_BACKWARD = [
+    triton.Config({"SHARES": shares, "STAGES": stages}, num_warps=warps, num_stages=stages)
+    for shares, warps, stages in [
+        (4, 16, 1),
+        (4, 16, 2),
+        (4, 16, 3),
+        (2, 32, 3),
+        (2, 32, 1),
+        (2, 32, 2),
+        (1, 32, 1),
+        (1, 32, 2),
+        (1, 32, 3),
+    ]
+]
+_BIASED = _BACKWARD[:4]
+"""Those whose registers hold two gradients; with SHARES=1 some 25 of a thread's 64 would spill."""
+
+
+def _prune_backward(configs, named, **given):
+    """Keep the configs whose rows in advance fit an SM's shared memory; with a bias, those that do not spill."""
+    row = 2 * int(given["BLOCK_N"]) * named["x_ptr"].element_size()
+
+    def fits(config):
+        return (config.num_stages - 1) * row <= 200 << 10 and (config in _BIASED or not given["HAS_BIAS"])
+
+    return [config for config in configs if fits(config)] or configs[:1]
 
 
 @triton.jit
@@ -109,3 +142,71 @@ def forward_wide_kernel(
         at = chunk * BLOCK + columns
         y = _normalised(unpacked(kept[chunk], M >> 31), w_ptr, b_ptr, at, N, mean, rstd)
         tl.store(y_row + at, y.to(y_ptr.dtype.element_ty), mask=at < N, eviction_policy="evict_first")
+
+
+@triton.jit
+def _store_sums(sums_ptr, stride_kind, at, inside, dw, db, HAS_BIAS: tl.constexpr):
+    if sums_ptr is not None:
+        tl.store(sums_ptr + at, dw, mask=inside)
+        if HAS_BIAS:
+            tl.store(sums_ptr + stride_kind + at, db, mask=inside)
+
+
+@tcache.autotune(
+    configs=_BACKWARD, key=["M", "N", "CENTRED", "HAS_BIAS"], buckets={"M": ROW_BUCKETS, "N": "pow2"},
+    prune_configs_by={"early_config_prune": _prune_backward},
+)  # fmt: skip
+@triton.jit(do_not_specialize=["M", "parts"])
+def backward_wide_kernel(
+    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, sums_ptr, M, N, parts,
+    stride_dym, stride_dyn, stride_xm, stride_xn, stride_dxm, stride_kind, stride_part,
+    CENTRED: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, SHARES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    BLOCK: tl.constexpr = BLOCK_N // SHARES
+    share, part = tl.program_id(0) % SHARES, tl.program_id(0) // SHARES
+    across = tl.arange(0, BLOCK // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    columns = share * BLOCK + across
+    inside = columns < N
+    weights = ()
+    if w_ptr is not None:
+        for other in tl.static_range(SHARES):
+            at = (share + other) % SHARES * BLOCK + across
+            weights = weights + (tl.load(w_ptr + at, mask=at < N, other=0.0),)  # noqa: RUF005
+    dw = tl.zeros((BLOCK // 8, 8), tl.float32)
+    db = tl.zeros((BLOCK // 8, 8), tl.float32)
+    for row in tl.range(part, M, parts, num_stages=STAGES):
+        wide = tl.cast(row, tl.int64)
+        zero = tl.cast(row, tl.int32) >> 31
+        x_row, dy_row = x_ptr + wide * stride_xm, dy_ptr + wide * stride_dym
+        x = tl.load(x_row + columns.to(tl.int64) * stride_xn, mask=inside, other=0.0)
+        dy = tl.load(dy_row + columns.to(tl.int64) * stride_dyn, mask=inside, other=0.0)
+        rstd = tl.load(rstd_ptr + row)
+        mean = 0.0
+        if CENTRED:
+            mean = tl.load(mean_ptr + row)
+        xhat = (x.to(tl.float32) - mean) * rstd
+        g = dy.to(tl.float32)
+        dw += g * xhat
+        if HAS_BIAS:
+            db += g
+        if w_ptr is not None:
+            g *= unpacked(weights[0], zero)
+        products, plain = tl.sum(g * xhat, axis=1), tl.sum(g, axis=1)
+        for other in tl.static_range(1, SHARES):
+            at = (share + other) % SHARES * BLOCK + across
+            g = tl.load(dy_row + at.to(tl.int64) * stride_dyn, mask=at < N, other=0.0).to(tl.float32)
+            theirs = tl.load(x_row + at.to(tl.int64) * stride_xn, mask=at < N, other=0.0).to(tl.float32)
+            if w_ptr is not None:
+                g *= unpacked(weights[other], zero)
+            products += tl.sum(g * ((theirs - mean) * rstd), axis=1)
+            plain += tl.sum(g, axis=1)
+        along = tl.sum(products, axis=0) / N
+        level = 0.0
+        if CENTRED:
+            level = tl.sum(plain, axis=0) / N
+        g = unpacked(dy, zero)
+        if w_ptr is not None:
+            g *= unpacked(weights[0], zero + (M >> 31))
+        dx = (g - level - (unpacked(x, zero) - mean) * rstd * along) * rstd
+        tl.store(dx_ptr + wide * stride_dxm + columns, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    _store_sums(sums_ptr, stride_kind, part.to(tl.int64) * stride_part + columns, inside, dw, db, HAS_BIAS)

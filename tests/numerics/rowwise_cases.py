@@ -102,16 +102,14 @@ def test_softmax_of_any_strides(kind, randn):
 
 
 @DTYPES
-@pytest.mark.parametrize(
-    ("rows", "columns"), [(2, 9000), (2, 16385), (1, 32769), (2, 50257), (65, 32769), (66, 60000), (1, 530000)]
-)
+@pytest.mark.parametrize(("rows", "columns"), [(2, 9000), (2, 16385), (1, 32769), (2, 50257), (65, 41001), (1, 530000)])
 def test_softmax_of_wide_rows(rows, columns, dtype, randn):
     softmax, reference = pair("softmax", "softmax")
     x = randn(rows, columns, dtype=dtype, like=4.0)
     close(softmax(x), reference(x))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(2, 10000), (2, 70000), (66, 40000)])
+@pytest.mark.parametrize(("rows", "columns"), [(2, 10000), (2, 70000), (65, 33000)])
 def test_softmax_of_wide_rows_of_any_strides(rows, columns, randn):
     softmax, reference = pair("softmax", "softmax")
     for x in (randn(columns, rows).t(), randn(1, columns).expand(rows, columns)):
@@ -131,7 +129,7 @@ def only(monkeypatch, module, name, **wanted):
 def test_softmax_of_rows_partly_kept(keep, dtype, monkeypatch, randn):
     only(monkeypatch, "softmax", "softmax_wide_kernel", KEEP=keep)
     softmax, reference = pair("softmax", "softmax")
-    x = randn(65, 50000, dtype=dtype, like=4.0)
+    x = randn(65, 53000, dtype=dtype, like=4.0)
     close(softmax(x), reference(x))
 
 
@@ -142,7 +140,7 @@ def test_softmax_streams_through_rows(monkeypatch, randn):
     close(softmax(x), reference(x))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(6, 9), (6, 10000), (6, 40000), (65, 60000)])
+@pytest.mark.parametrize(("rows", "columns"), [(6, 9), (6, 10000), (6, 40000), (65, 41000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy under the interpreter
 def test_softmax_of_special_values(rows, columns, dtype, randn):
