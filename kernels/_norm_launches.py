@@ -52,11 +52,11 @@ def forward(
     if x.numel():
         tensors = (rows, weight, bias, y, mean, rstd, m, n, float(eps), rows.stride(0), rows.stride(1), n)
         with on_device_of(x):
+            grid = lambda meta: (triton.cdiv(m, meta["ROWS"]),)  # noqa: E731
             if n <= WIDEST_FORWARD:
-                grid = lambda meta: (triton.cdiv(m, meta["ROWS"]),)  # noqa: E731
                 forward_kernel[grid](*tensors, CENTRED=centred, BLOCK_N=triton.next_power_of_2(n))
             else:
-                forward_wide_kernel[(m,)](*tensors, CENTRED=centred)
+                forward_wide_kernel[grid](*tensors, CENTRED=centred)
     return y, mean, rstd
 
 

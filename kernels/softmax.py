@@ -108,7 +108,8 @@ def softmax_wide_kernel(
     kept = ()
     for chunk in tl.static_range(KEPT):
         at = chunk * BLOCK + columns
-        kept = kept + (tl.load(x_row + at.to(tl.int64) * stride_xn, mask=at < N, other=-float("inf")),)  # noqa: RUF005
+        first = x_row + at.to(tl.int64) * stride_xn
+        kept = kept + (tl.load(first, mask=at < N, other=-float("inf"), eviction_policy="evict_first"),)  # noqa: RUF005
     peaks = tl.full((BLOCK // 8,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK // 8,), tl.float32)
     for start in tl.range(KEPT * BLOCK, N, BLOCK, num_stages=STAGES):

@@ -42,11 +42,11 @@ def test_norms_of_any_strides(kind, randn):
 
 
 @DTYPES
-@pytest.mark.parametrize("keep", [0, 2, 4])
-def test_norms_of_rows_too_wide_for_one_pass(keep, dtype, monkeypatch, randn):
-    only(monkeypatch, "_norms_wide", "forward_wide_kernel", KEEP=keep)
+@pytest.mark.parametrize(("keep", "rows"), [(0, 1), (2, 1), (4, 1), (1, 2), (4, 2), (1, 4)])
+def test_norms_of_rows_too_wide_for_one_pass(keep, rows, dtype, monkeypatch, randn):
+    only(monkeypatch, "_norms_wide", "forward_wide_kernel", KEEP=keep, ROWS=rows)
     for columns in (16386, 50257):
-        x, weight = randn(2, columns, dtype=dtype, mean=1.0), randn(columns, dtype=dtype)
+        x, weight = randn(3, columns, dtype=dtype, mean=1.0), randn(columns, dtype=dtype)
         layernorm, reference = pair("layernorm", "layernorm")
         close(layernorm(x, weight, weight), reference(x, weight, weight), *loose(dtype))
         rmsnorm, reference = pair("rmsnorm", "rmsnorm")
