@@ -14,8 +14,8 @@ from ._norms import (
     column_gradients_kernel,
     column_sum_kernel,
     forward_kernel,
-    forward_looped_kernel,
 )
+from ._norms_wide import WIDEST_SHARED, backward_wide_kernel, forward_wide_kernel
 from ._rows import as_rows, check_floats, check_vector, on_device_of
 
 
@@ -52,11 +52,11 @@ def forward(
     if x.numel():
         tensors = (rows, weight, bias, y, mean, rstd, m, n, float(eps), rows.stride(0), rows.stride(1), n)
         with on_device_of(x):
+            grid = lambda meta: (triton.cdiv(m, meta["ROWS"]),)  # noqa: E731
             if n <= WIDEST_FORWARD:
-                grid = lambda meta: (triton.cdiv(m, meta["ROWS"]),)  # noqa: E731
                 forward_kernel[grid](*tensors, CENTRED=centred, BLOCK_N=triton.next_power_of_2(n))
             else:
-                forward_looped_kernel[(m,)](*tensors, CENTRED=centred)
+                forward_wide_kernel[grid](*tensors, CENTRED=centred)
     return y, mean, rstd
 
 
@@ -113,6 +113,15 @@ def backward(
                 return dx, *_named(sums.to(weight.dtype), kinds)
             sums = torch.empty((kinds, parts, n), device=x.device, dtype=torch.float32) if kinds else None
             backward_kernel[(parts,)](*inputs, dx, sums, m, n, *strides, n, parts * n, n, **flags)
+        elif n <= WIDEST_SHARED:
+            # an H200's 132 SMs: with a bias a row takes at least two of them
+            parts = min(m, 66 if kinds == 2 else 132)
+            sums = torch.empty((kinds, parts, n), device=x.device, dtype=torch.float32) if kinds else None
+            grid = lambda meta: (parts * meta["SHARES"],)  # noqa: E731
+            backward_wide_kernel[grid](
+                *(*inputs, dx, sums, m, n, parts, *strides, n, parts * n, n),
+                CENTRED=mean is not None, HAS_BIAS=kinds == 2, BLOCK_N=WIDEST_SHARED,
+            )  # fmt: skip
         else:
             backward_looped_kernel[(m,)](*inputs, dx, m, n, *strides, n, CENTRED=mean is not None)
             parts = min(64, triton.cdiv(m, 32))

@@ -104,50 +104,6 @@ def forward_kernel(
     tl.store(y_ptr + wide * stride_ym + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@tcache.autotune(configs=_LOOPED, key=["M", "N", "CENTRED"], buckets=_BUCKETS)
-@triton.jit(do_not_specialize=["M"])
-def forward_looped_kernel(
-    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, M, N, eps, stride_xm, stride_xn, stride_ym,
-    CENTRED: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    x_row, y_row = x_ptr + row * stride_xm, y_ptr + row * stride_ym
-    columns = tl.arange(0, BLOCK)
-    # each lane keeps the mean and the squares of what it saw (Welford), combined once at the end (Chan et al. 1979)
-    mean_of = tl.zeros((BLOCK,), tl.float32)
-    squares = tl.zeros((BLOCK,), tl.float32)
-    count = 0.0
-    for start in tl.range(0, N, BLOCK, num_stages=STAGES):
-        at = start + columns
-        x = tl.load(x_row + at.to(tl.int64) * stride_xn, mask=at < N, other=0.0).to(tl.float32)
-        if CENTRED:
-            count += 1.0
-            step = tl.where(at < N, x - mean_of, 0.0)
-            mean_of += step / count
-            squares += step * (x - mean_of)
-        else:
-            squares += x * x
-    mean = 0.0
-    if CENTRED:
-        seen = tl.cdiv(tl.maximum(N - columns, 0), BLOCK).to(tl.float32)
-        mean = tl.sum(mean_of * seen, axis=0) / N
-        apart = mean_of - mean
-        squares += seen * apart * apart
-        tl.store(mean_ptr + row, mean)
-    rstd = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / N + eps)
-    tl.store(rstd_ptr + row, rstd)
-    last = tl.cdiv(N, BLOCK) - 1
-    for back in tl.range(0, last + 1, num_stages=STAGES):  # backwards: what was read last is still in L2
-        at = (last - back) * BLOCK + columns
-        x = tl.load(x_row + at.to(tl.int64) * stride_xn, mask=at < N, other=0.0).to(tl.float32)
-        y = (x - mean) * rstd
-        if w_ptr is not None:
-            y *= tl.load(w_ptr + at, mask=at < N, other=0.0).to(tl.float32)
-        if b_ptr is not None:
-            y += tl.load(b_ptr + at, mask=at < N, other=0.0).to(tl.float32)
-        tl.store(y_row + at, y.to(y_ptr.dtype.element_ty), mask=at < N)
-
-
 @triton.jit
 def _backward_rows(
     dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, M, N,

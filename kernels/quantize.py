@@ -18,13 +18,26 @@ import triton.language as tl
 
 import tcache
 
-from ._rows import PRUNE, ROW_BUCKETS, as_rows, check_device, check_floats, check_fp8, on_device_of, tiles
+from ._rows import (
+    PRUNE,
+    PRUNE_STREAMED,
+    ROW_BUCKETS,
+    STREAMED,
+    as_rows,
+    check_device,
+    check_floats,
+    check_fp8,
+    on_device_of,
+    tiles,
+)
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 SMALLEST = 1e-30
 """What stands for the maximum of a row of zeros: no quotient overflows."""
-WIDEST = 16384
-"""Columns up to which a row stays in registers and leaves room for a second one on its SM: while one waits, one loads."""
+WIDEST_TILE = 8192
+"""Columns up to which programs have a tile of rows each; beyond, they stream through rows."""
+WIDEST = 32768
+"""Columns up to which a row stays in the registers of 1024 threads, in float32."""
 
 _BUCKETS = {"M": ROW_BUCKETS, "N": "pow2"}
 _LOOPED = [
@@ -76,6 +89,26 @@ def quantize_kernel(
         inverse = tl.div_rn(largest, peak)
     q = _rounded(x, inverse[:, None], LARGEST, INTEGER)
     tl.store(q_ptr + row[:, None] * stride_qm + columns, q.to(q_ptr.dtype.element_ty), mask=inside)
+
+
+@tcache.autotune(configs=STREAMED, key=["M", "N"], buckets=_BUCKETS, prune_configs_by=PRUNE_STREAMED)
+@triton.jit(do_not_specialize=["M"])
+def quantize_stream_kernel(
+    x_ptr, q_ptr, scale_ptr, M, N, stride_xm, stride_xn, stride_qm,
+    LARGEST: tl.constexpr, SMALLEST: tl.constexpr, INTEGER: tl.constexpr,
+    BLOCK_N: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, BLOCK_N)
+    inside = columns < N
+    for row in tl.range(tl.program_id(0), M, tl.num_programs(0), num_stages=STAGES):
+        wide = tl.cast(row, tl.int64)
+        x = tl.load(x_ptr + wide * stride_xm + columns.to(tl.int64) * stride_xn, mask=inside, other=0.0)
+        x = x.to(tl.float32)
+        peak = tl.maximum(tl.max(tl.abs(x), axis=0), SMALLEST)
+        largest = peak * 0.0 + LARGEST
+        tl.store(scale_ptr + row, tl.div_rn(peak, largest))
+        q = _rounded(x, tl.div_rn(largest, peak), LARGEST, INTEGER)
+        tl.store(q_ptr + wide * stride_qm + columns, q.to(q_ptr.dtype.element_ty), mask=inside)
 
 
 @tcache.autotune(configs=_LOOPED, key=["M", "N"], buckets=_BUCKETS)
@@ -216,11 +249,15 @@ def _quantize(
     rows = as_rows(x)
     numbers = {"LARGEST": LARGEST[dtype], "SMALLEST": SMALLEST, "INTEGER": dtype == torch.int8}
     with on_device_of(x):
-        if n > WIDEST and block is None and not static:
-            strides = (rows.stride(0), rows.stride(1), n)
-            quantize_looped_kernel[(m,)](rows, q, scale, m, n, *strides, **numbers)
+        if n > WIDEST_TILE and block is None and not static:
+            tensors = (rows, q, scale, m, n, rows.stride(0), rows.stride(1), n)
+            if n > WIDEST:
+                quantize_looped_kernel[(m,)](*tensors, **numbers)
+            else:
+                grid = lambda meta: (min(m, meta["PROGRAMS"]),)  # noqa: E731
+                quantize_stream_kernel[grid](*tensors, BLOCK_N=triton.next_power_of_2(n), **numbers)
             return q, scale
-        width, parts = _groups(n, block, 1024 if static else WIDEST)
+        width, parts = _groups(n, block, 1024 if static else WIDEST_TILE)
         quantize_kernel[lambda meta: (triton.cdiv(m * parts, meta["ROWS"]),)](
             rows, q, scale, m * parts, n, parts, rows.stride(0), rows.stride(1), n,
             scale.stride(0), 0 if block is None else 1, STATIC=static, BLOCK_N=width, **numbers,

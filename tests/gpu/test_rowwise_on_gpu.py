@@ -46,7 +46,11 @@ def make(*shape, dtype=torch.bfloat16):
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-SIZES = pytest.mark.parametrize("shape", [(16, 4096), (2048, 8192), (50432, 768), (300, 14336), (65, 131072)], ids=str)
+SIZES = pytest.mark.parametrize(
+    "shape",
+    [(16, 4096), (2048, 8192), (50432, 768), (300, 14336), (300, 32768), (1, 128256), (300, 65536), (65, 131072)],
+    ids=str,
+)
 
 
 @DTYPES
@@ -64,7 +68,7 @@ def test_real_sizes(shape, dtype):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("shape", [(2048, 4096), (2048, 8192), (50432, 768), (1024, 16384)], ids=str)
+@pytest.mark.parametrize("shape", [(2048, 4096), (2048, 8192), (50432, 768), (1024, 16384), (70, 20000)], ids=str)
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_real_sizes_backward(name, shape, deterministic):
     backward, reference = pair(name, f"{name}_backward")
@@ -79,7 +83,7 @@ def test_real_sizes_backward(name, shape, deterministic):
         assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True) if one is not None)
 
 
-@pytest.mark.parametrize("shape", [(16, 4096), (8192, 14336), (9, 131072)], ids=str)
+@pytest.mark.parametrize("shape", [(16, 4096), (8192, 14336), (300, 32768), (9, 131072)], ids=str)
 def test_real_sizes_quantized(shape, fp8):
     x = make(*shape)
     quantize, reference = pair("quantize", "quantize_int8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rowwise_cases import DTYPES, INF, KINDS, NAN, SHAPES, close, kernel, pair, strided
+from rowwise_cases import DTYPES, INF, KINDS, NAN, SHAPES, close, kernel, only, pair, strided
 
 
 @DTYPES
@@ -41,14 +41,35 @@ def test_norms_of_any_strides(kind, randn):
         close(norm(x, weight), reference(x, weight), 1e-5, 1e-4 if kind == "one number expanded" else 1e-5)
 
 
-@DTYPES
-def test_norms_of_rows_too_wide_for_one_pass(dtype, randn):
+@pytest.mark.parametrize(
+    ("keep", "rows", "dtype"),
+    [(0, 1, torch.float32), (4, 1, torch.float32), (2, 1, torch.float16), (4, 1, torch.bfloat16),
+     (1, 2, torch.float32), (4, 2, torch.bfloat16), (1, 4, torch.float16)], ids=str
+)  # fmt: skip
+def test_norms_of_rows_too_wide_for_one_pass(keep, rows, dtype, monkeypatch, randn):
+    only(monkeypatch, "_norms_wide", "forward_wide_kernel", KEEP=keep, ROWS=rows)
     for columns in (16386, 50257):
-        x, weight = randn(2, columns, dtype=dtype, mean=1.0), randn(columns, dtype=dtype)
+        x, weight = randn(3, columns, dtype=dtype, mean=1.0), randn(columns, dtype=dtype)
         layernorm, reference = pair("layernorm", "layernorm")
         close(layernorm(x, weight, weight), reference(x, weight, weight), *loose(dtype))
         rmsnorm, reference = pair("rmsnorm", "rmsnorm")
         close(rmsnorm(x, weight), reference(x, weight))
+
+
+def test_norms_of_wide_rows_of_any_strides(randn):
+    x, weight = randn(40000, 2).t(), randn(40000)
+    for name in ("layernorm", "rmsnorm"):
+        norm, reference = pair(name, name)
+        close(norm(x, weight), reference(x, weight), 1e-5, 1e-5)
+
+
+def test_layernorm_of_a_wide_row_that_changes(randn):
+    """What a program keeps and what it goes over have other means; the last lanes have none of it."""
+    layernorm, reference = pair("layernorm", "layernorm")
+    x = randn(2, 50003)
+    x[:, 30000:] += 1000.0
+    x[1, 49152:] -= 3000.0
+    close(layernorm(x), reference(x), 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize("columns", [1000, 40000])
@@ -100,7 +121,7 @@ def test_norm_backward(name, biased, shape, dtype, deterministic, randn):
     close(tuple(got[1:]), tuple(wanted[1:]), *sums(dtype, arguments[1].numel() // shape[-1]))
 
 
-@pytest.mark.parametrize("shape", [(40, 8200), (600, 10)], ids=str)
+@pytest.mark.parametrize("shape", [(70, 8200), (3, 16384), (40, 16400), (600, 10)], ids=str)
 @pytest.mark.parametrize(("name", "biased"), [("layernorm", True), ("rmsnorm", False)])
 def test_norm_backward_of_wide_rows_and_of_more_rows_than_programs(name, biased, shape, randn):
     backward, reference = pair(name, f"{name}_backward")
@@ -108,6 +129,31 @@ def test_norm_backward_of_wide_rows_and_of_more_rows_than_programs(name, biased,
     got, wanted = backward(*arguments), reference(*arguments)
     close(got[0], wanted[0], 1e-4, 1e-5)
     close(tuple(got[1:]), tuple(wanted[1:]), *sums(torch.float32, shape[0]))
+
+
+@NORMS
+@pytest.mark.parametrize(
+    ("shares", "dtype"), [(1, torch.bfloat16), (2, torch.float32), (2, torch.float16), (4, torch.bfloat16)], ids=str
+)
+def test_norm_backward_of_shared_rows(shares, name, biased, dtype, monkeypatch, randn):
+    if biased and shares == 1:
+        return
+    only(monkeypatch, "_norms_wide", "backward_wide_kernel", SHARES=shares)
+    backward, reference = pair(name, f"{name}_backward")
+    arguments = backward_arguments(name, randn, (3, 12345), dtype, biased)
+    got, wanted = backward(*arguments), reference(*arguments)
+    close(got[0], wanted[0], *((1e-4, 1e-5) if dtype == torch.float32 else (None, None)))
+    close(tuple(got[1:]), tuple(wanted[1:]), *sums(dtype, 3))
+
+
+def test_norm_backward_of_wide_rows_of_any_strides_and_without_a_weight(randn):
+    x, dy = randn(9000, 2).t(), randn(1, 9000).expand(2, 9000)
+    for weight in (randn(9000), None):
+        for name in ("layernorm", "rmsnorm"):
+            backward, reference = pair(name, f"{name}_backward")
+            more = [weight is not None] if name == "layernorm" else []
+            arguments = (dy, x, weight, *kernel(name, f"{name}_forward")(x, weight)[1:], *more)
+            close(backward(*arguments), reference(*arguments), 1e-4, 1e-5)
 
 
 @NORMS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rowwise_cases import DTYPES, KINDS, close, kernel, pair, strided
+from rowwise_cases import DTYPES, KINDS, close, kernel, only, pair, strided
 
 
 def same(got, wanted):
@@ -34,9 +34,21 @@ def test_quantize_fp8(shape, block, randn, fp8):
     same(quantize(x, block, scale), reference(x, block, scale))
 
 
-def test_quantize_rows_too_wide_for_one_pass(randn):
+def test_quantize_streams_through_rows(monkeypatch, randn, fp8):
+    x = randn(135, 8200, dtype=torch.float16)
+    for name in ("quantize_int8", "quantize_fp8"):
+        quantize, reference = pair("quantize", name)
+        same(quantize(x[:3]), reference(x[:3]))
+        same(quantize(x[:3].t().contiguous().t()), reference(x[:3]))
+    only(monkeypatch, "quantize", "quantize_stream_kernel", PROGRAMS=132)
     quantize, reference = pair("quantize", "quantize_int8")
-    x = randn(2, 40000)
+    same(quantize(x), reference(x))
+
+
+@pytest.mark.parametrize("columns", [8193, 14336, 40000])
+def test_quantize_wide_rows(columns, randn):
+    quantize, reference = pair("quantize", "quantize_int8")
+    x = randn(2, columns)
     same(quantize(x), reference(x))
     same(quantize(x, torch.full((2,), 0.01, device=x.device)), reference(x, torch.full((2,), 0.01, device=x.device)))
 
@@ -60,6 +72,9 @@ def test_rounding_is_to_the_nearest_even(device):
 def test_rows_of_zeros_and_static_scales_too_small(device):
     quantize = kernel("quantize", "quantize_int8")
     q, scale = quantize(torch.zeros(2, 20, device=device))
+    assert not q.any()
+    assert (scale > 0).all()
+    q, scale = quantize(torch.zeros(2, 8193, device=device))
     assert not q.any()
     assert (scale > 0).all()
     x = torch.tensor([[1e9, -1e9, 0.0]], device=device)

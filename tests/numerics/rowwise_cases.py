@@ -102,26 +102,57 @@ def test_softmax_of_any_strides(kind, randn):
 
 
 @DTYPES
-def test_softmax_of_rows_too_wide_for_one_pass(dtype, randn):
+@pytest.mark.parametrize(("rows", "columns"), [(2, 9000), (2, 16385), (1, 32769), (2, 50257), (65, 41001), (1, 530000)])
+def test_softmax_of_wide_rows(rows, columns, dtype, randn):
     softmax, reference = pair("softmax", "softmax")
-    for columns in (16385, 50257):
-        x = randn(2, columns, dtype=dtype, like=4.0)
-        close(softmax(x), reference(x))
-    x = randn(70000, 2, dtype=dtype).t()
+    x = randn(rows, columns, dtype=dtype, like=4.0)
     close(softmax(x), reference(x))
 
 
-@pytest.mark.parametrize("columns", [9, 40000])
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy under the interpreter
-def test_softmax_of_special_values(columns, randn):
+@pytest.mark.parametrize(("rows", "columns"), [(2, 10000), (2, 70000), (65, 33000)])
+def test_softmax_of_wide_rows_of_any_strides(rows, columns, randn):
     softmax, reference = pair("softmax", "softmax")
-    x = randn(6, columns)
+    for x in (randn(columns, rows).t(), randn(1, columns).expand(rows, columns)):
+        close(softmax(x), reference(x))
+
+
+def only(monkeypatch, module, name, **wanted):
+    """Leave a kernel the first of its configs that has these values."""
+    tuner = kernel(module, name)
+    kept = [config for config in tuner.configs if wanted.items() <= config.kwargs.items()][:1]
+    assert kept
+    monkeypatch.setattr(tuner, "configs", kept)
+
+
+@pytest.mark.parametrize(
+    ("keep", "dtype"), [(0, torch.float32), (4, torch.float32), (2, torch.float16), (6, torch.bfloat16)]
+)
+def test_softmax_of_rows_partly_kept(keep, dtype, monkeypatch, randn):
+    only(monkeypatch, "softmax", "softmax_wide_kernel", KEEP=keep)
+    softmax, reference = pair("softmax", "softmax")
+    x = randn(65, 53000, dtype=dtype, like=4.0)
+    close(softmax(x), reference(x))
+
+
+def test_softmax_streams_through_rows(monkeypatch, randn):
+    only(monkeypatch, "softmax", "softmax_stream_kernel", PROGRAMS=132)
+    softmax, reference = pair("softmax", "softmax")
+    x = randn(140, 8193, like=4.0)
+    close(softmax(x), reference(x))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(6, 9), (6, 10000), (6, 40000), (65, 41000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy under the interpreter
+def test_softmax_of_special_values(rows, columns, dtype, randn):
+    softmax, reference = pair("softmax", "softmax")
+    x = randn(rows, columns, dtype=dtype)
     x[0] = -INF
     x[1, : columns - 1] = -INF
     x[2, 1:] = -INF
     x[3, 2] = INF
     x[4, 3] = NAN
-    x[5] = 1e30
+    x[5] = 1e30 if dtype == torch.float32 else 6e4
     got = softmax(x)
     close(got, reference(x))
     assert got[[0, 3, 4]].isnan().all()
