@@ -16,7 +16,7 @@ from ._norms import (
     forward_kernel,
 )
 from ._norms_wide import WIDEST_SHARED, backward_wide_kernel, forward_wide_kernel
-from ._rows import as_rows, check_floats, check_vector, on_device_of
+from ._rows import as_rows, check_floats, check_vector, near_rows, on_device_of
 
 
 def check_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
@@ -44,7 +44,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Return ``y``, the rows' means (None unless ``centred``) and reciprocal deviations, both float32 ``[M]``."""
     check_norm(x, weight, bias)
-    rows = as_rows(x)
+    rows = near_rows(as_rows(x))
     m, n = rows.shape
     y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     rstd = torch.empty(m, device=x.device, dtype=torch.float32)
@@ -89,7 +89,7 @@ def backward(
         raise ValueError(f"dy: expected {tuple(x.shape)} of {x.dtype}, got {tuple(dy.shape)} of {dy.dtype}")
     if has_bias and weight is None:
         raise ValueError("has_bias: a bias goes with a weight, and there is none")
-    rows, gradient = as_rows(x), as_rows(dy, "dy")
+    rows, gradient = near_rows(as_rows(x)), near_rows(as_rows(dy, "dy"))
     m, n = rows.shape
     for name, vector in (("mean", mean), ("rstd", rstd)):
         if vector is not None and vector.dtype != torch.float32:

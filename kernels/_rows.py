@@ -75,6 +75,11 @@ def as_rows(x: torch.Tensor, name: str = "x") -> torch.Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
+def near_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Return a matrix, copied where its rows reach further than the 32 bits that their columns are counted in."""
+    return rows if abs(rows.stride(1)) * rows.shape[1] < 2**31 else rows.contiguous()
+
+
 def on_device_of(x: torch.Tensor) -> torch.cuda.device_of:
     """Return a context in which launches go to the GPU that holds ``x``; Triton launches on the current one.
 

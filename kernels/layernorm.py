@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from ._norm_launches import backward, backward_bytes, forward, wants_gradient
 
@@ -81,6 +82,7 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, weight, mean, rstd = ctx.saved_tensors
         return *layernorm_backward(dy, x, weight, mean, rstd, ctx.has_bias, ctx.deterministic), None, None

@@ -27,6 +27,7 @@ from ._rows import (
     check_device,
     check_floats,
     check_fp8,
+    near_rows,
     on_device_of,
     tiles,
 )
@@ -246,7 +247,7 @@ def _quantize(
         scale = torch.empty(shape, device=x.device, dtype=torch.float32)
     if x.numel() == 0:
         return q, scale
-    rows = as_rows(x)
+    rows = near_rows(as_rows(x))
     numbers = {"LARGEST": LARGEST[dtype], "SMALLEST": SMALLEST, "INTEGER": dtype == torch.int8}
     with on_device_of(x):
         if n > WIDEST_TILE and block is None and not static:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from ._norm_launches import backward, backward_bytes, forward, wants_gradient
 
@@ -73,6 +74,7 @@ class _RMSNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, weight, rstd = ctx.saved_tensors
         return *rmsnorm_backward(dy, x, weight, rstd, ctx.deterministic), None, None

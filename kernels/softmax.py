@@ -13,7 +13,18 @@ import triton.language as tl
 
 import tcache
 
-from ._rows import PRUNE, PRUNE_STREAMED, ROW_BUCKETS, STREAMED, as_rows, check_floats, on_device_of, tiles, unpacked
+from ._rows import (
+    PRUNE,
+    PRUNE_STREAMED,
+    ROW_BUCKETS,
+    STREAMED,
+    as_rows,
+    check_floats,
+    near_rows,
+    on_device_of,
+    tiles,
+    unpacked,
+)
 
 WIDEST_TILE = 8192
 """Columns up to which programs have a tile of rows each; beyond, they stream through rows."""
@@ -193,7 +204,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
         ValueError: the dtype is another one, or ``x`` has no dimension.
     """
     check_floats(x=x)
-    rows = as_rows(x)
+    rows = near_rows(as_rows(x))
     y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     m, n = rows.shape
     if x.numel() == 0:

@@ -194,3 +194,12 @@ def test_norms_are_differentiable(randn):
         x = leaves[0].clone().requires_grad_()
         norm(x, leaves[1]).sum().backward()  # dy with strides of 0
         assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_second_gradients_of_norms_are_refused(randn, name):
+    """The backward kernels have no backward of their own: autograd must say so, not give zeros."""
+    x = randn(3, 16).requires_grad_()
+    (gradient,) = torch.autograd.grad((kernel(name, name)(x) ** 3).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
