@@ -44,7 +44,7 @@ def neighbour_map(coordinates: torch.Tensor, size: int = 3) -> torch.Tensor:
     key = (position * step).sum(1)
     keys, order = key.sort()
     reach = torch.arange(-radius, radius + 1, device=coordinates.device)
-    shifts = torch.cartesian_prod(*[reach] * dimensions).view(-1, dimensions) @ step[1:, None]
+    shifts = (torch.cartesian_prod(*[reach] * dimensions).view(-1, dimensions) * step[1:]).sum(1, keepdim=True)
     wanted = key[:, None] + shifts.view(1, -1)
     at = torch.searchsorted(keys, wanted).clamp(max=rows - 1)
     return torch.where(keys[at] == wanted, order[at], -1).to(torch.int32)
