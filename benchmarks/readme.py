@@ -73,9 +73,11 @@ processes each of stored tuning and of the bundle. A service of {preload["kernel
 {machine["gpu"]}, {machine["cores"]} cores, Python {machine["python"]}, torch {machine["torch"]}, Triton {machine["triton"]}; \
 [first_launch.json](benchmarks/results/first_launch.json).
 
-On that GPU {gpu["checked"]} of {gpu["launches"]} launches of the quickstart manifest ran from a bundle built without a GPU, \
-checked against torch, as a user without a writable home and with no compiler on the path: {len(gpu["compiled"])} compiles by \
-Triton's own listener; [bundle_on_gpu.json](benchmarks/results/bundle_on_gpu.json).
+On that GPU {gpu["checked"]} of {gpu["launches"]} launches ran from wheels that a machine without a GPU built and pip \
+installed into a clean environment, checked against torch, as a user without a writable home and with no compiler on the path: \
+{len(gpu["compiled"])} compiles by Triton's own listener, and each of {sum(bool(row["reasons"]) for row in gpu["outcomes"].values())} \
+launches that were not packed (an unaligned pointer, another shape, an edited kernel or helper, another variable, a stock \
+kernel moved some lines down) missed for its own reason; [bundle_on_gpu.json](benchmarks/results/bundle_on_gpu.json).
 
 | host time of a launch seen before | `jit[grid]` | `triton.autotune` | persistent autotuner | tcache | of jit | of stock |
 |---|---:|---:|---:|---:|---:|---:|

@@ -13,6 +13,7 @@ the same way (``_initialize_preload_worker`` in ``triton/_compile_warmup_pool.py
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -110,12 +111,13 @@ def _constant(value: str, upstream: Any) -> Any:
 
 
 def _ptxas_version(upstream: Any) -> Any:
+    # the first answer stands, as upstream's: torch.compile names a ptxas of its own after it has asked
+    @functools.lru_cache
     def get_ptxas_version(arch: int = 80) -> str:
         known = _versions.get(arch)
         return known if known is not None and not _another_ptxas() else str(upstream(arch))
 
     get_ptxas_version.spared = upstream  # type: ignore[attr-defined]
-    get_ptxas_version.cache_clear = upstream.cache_clear  # type: ignore[attr-defined]
     return get_ptxas_version
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
 
@@ -31,9 +32,16 @@ def test_every_grouped_config(name, layout, monkeypatch):
     w = w if layout == "stored" else w.transpose(1, 2).contiguous().transpose(1, 2)
     offsets = cases_moe.offsets_of(counts, "cuda")
     wanted = cases_moe.grouped_reference(x, w, offsets)
-    for config in list(tuner.configs):
+    configs, launched = list(tuner.configs), 0
+    for config in configs:
         monkeypatch.setattr(tuner, "configs", [config])
-        close(cases_moe.grouped(x, w, offsets, tma=tma), wanted)
+        try:
+            got = cases_moe.grouped(x, w, offsets, tma=tma)
+        except OutOfResources:  # a tuner passes over it
+            continue
+        close(got, wanted)
+        launched += 1
+    assert launched > len(configs) // 2
 
 
 @pytest.mark.parametrize(("t", "e", "k"), [(4096, 8, 2), (8192, 64, 6), (64, 256, 8)])

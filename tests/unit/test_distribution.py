@@ -257,3 +257,19 @@ def test_another_ptxas_is_asked_itself(tmp_path):
     tool.chmod(0o755)
     named = {"TRITON_PTXAS_PATH": str(tool), "TRITON_PTXAS_BLACKWELL_PATH": str(tool)}
     assert run(ASKED.replace("EXPECTED", "False"), **named) == "False False"
+
+
+def test_the_first_answer_stands_as_upstreams_does():
+    """torch.compile asks for the version, and only then names a ptxas of its own: its keys have the first."""
+    code = """
+        import os
+        from triton.backends.nvidia import compiler
+        from triton.backends.nvidia.compiler import get_ptxas_version as upstream
+        real = upstream(90)
+        from tcache._triton.spared import spare
+        spare({"ptxas 90": real + " as recorded"})
+        first = compiler.get_ptxas_version(90)
+        os.environ["TRITON_PTXAS_PATH"] = "/nonexistent"
+        print(first == real + " as recorded", compiler.get_ptxas_version(90) == first, upstream(90) == real)
+    """
+    assert run(code) == "True True True"
