@@ -78,6 +78,13 @@ def main(size, function, workers):
             before(**event)
 
     triton.knobs.compilation.listener = listen
+    if "OTHER_PTXAS" in os.environ:
+        from triton.backends.nvidia import compiler
+        from triton.runtime.cache import get_cache_manager
+
+        get_cache_manager("0" * 64)  # the driver, for its helper
+        compiler.get_ptxas_version(90)  # the key of Inductor's own cache
+        os.environ["TRITON_PTXAS_PATH"] = os.environ["OTHER_PTXAS"]  # _set_triton_ptxas_path, of torch for CUDA
     source = SOURCE.replace("HINT", size).replace("sin(", function + "(")
     if workers == "0":
         kernel, _ = compile_tasks._worker_compile_triton(functools.partial(load, source), {}, {})
@@ -166,6 +173,21 @@ def test_what_torchs_worker_processes_compile_is_captured_and_hits_there(copied)
     error = frozen(copied, 8192, "exp", workers=2, code=1)
     assert "tcache.errors.CacheMiss: " in error
     assert "triton_poi_fused_exp_0 is not prebaked" in error or "was edited after packing" in error
+
+
+def test_a_ptxas_that_torch_names_after_it_asked_for_the_versions(copied):
+    """torch for CUDA brings a ptxas of its own and names it in the environment, late: Triton's keys keep the first."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    tool = copied / "ptxas"
+    real = get_ptxas(90)
+    tool.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo release {real.version}, of torch && exit\nexec {real.path} "$@"\n')
+    tool.chmod(0o755)
+    _, hashes = record(copied, 2048, "sin", OTHER_PTXAS=str(tool), inductor="of-another")
+    bundle_project.run(copied, "pack", "m.yaml", "--include-captured", "-o", "bundle", "--force")
+    events, found = frozen(copied, 2048, "sin", OTHER_PTXAS=str(tool))
+    assert found == hashes
+    assert all(events)
 
 
 def test_every_config_is_captured_beside_the_recording(recorded):
