@@ -181,7 +181,9 @@ def test_a_ptxas_that_torch_names_after_it_asked_for_the_versions(copied):
 
     tool = copied / "ptxas"
     real = get_ptxas(90)
-    tool.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo release {real.version}, of torch && exit\nexec {real.path} "$@"\n')
+    tool.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo release {real.version}, of torch && exit\nexec {real.path} "$@"\n'
+    )
     tool.chmod(0o755)
     _, hashes = record(copied, 2048, "sin", OTHER_PTXAS=str(tool), inductor="of-another")
     bundle_project.run(copied, "pack", "m.yaml", "--include-captured", "-o", "bundle", "--force")
