@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test demo bench lint clean
+.PHONY: test main releases demo bench lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -12,9 +12,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
 	touch $@
 
+# two at a time: most tests are one process
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	+$(MAKE) --jobs=2 --output-sync=line main releases
+
+main:
+	$(BIN)/python -m pytest -m "not compat"
+
+releases:
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/numerics
+	$(BIN)/python -m pytest -m compat tests/integration/test_compat.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
