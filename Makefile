@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 
 # two at a time: most tests are one process
 test: $(READY) lint
-	+$(MAKE) --jobs=2 --output-sync=line main releases
+	+$(MAKE) --jobs=2 main releases
 
 main:
 	$(BIN)/python -m pytest -m "not compat"
