@@ -32,6 +32,8 @@ TESTS = [
     "tests/contract/test_verify.py",
     "tests/contract/test_preload.py",
     "tests/contract/test_concurrency.py",
+    "tests/contract/test_specialize.py",
+    "tests/contract/test_launch_path.py",
     "tests/contract/test_spared.py",
     "tests/unit/test_distribution.py",
     "tests/unit/test_source.py",
