@@ -8,6 +8,8 @@ import triton.language as tl
 
 import tcache
 
+from ._matrices import DTYPES, near
+from ._rows import on_device_of
 from ._sums import rms, tolerance_of_sums
 
 _TILES = [
@@ -41,8 +43,6 @@ _CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}, num_warps=warps, num_stages=stages)
     for m, n, k, warps, stages in _TILES
 ]
-FARTHEST = 2**31 // max(k for _, _, k, _, _ in _TILES)
-"""Elements between two columns of ``a`` (rows of ``b``) from which a step of a tile does not fit 32 bits: they are copied."""
 
 
 @tcache.autotune(configs=_CONFIGS, key=["M", "N", "K"])
@@ -86,7 +86,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return ``a @ b``.
 
     Args:
-        a: ``[M, K]``, any strides (copied where its columns are more than 8 million elements apart).
+        a: ``[M, K]``, any strides (copied where its columns are more than 2 million elements apart).
         b: ``[K, N]``, any strides (the same for its rows), of the dtype of ``a``.
 
     Returns:
@@ -98,13 +98,11 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != b.dtype or a.device != b.device or not a.is_floating_point() or a.dtype == torch.float64:
+    if a.dtype != b.dtype or a.device != b.device or a.dtype not in DTYPES:
         raise ValueError(
             "expected one floating dtype of at most 32 bits and one device, "
             f"got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
         )
-    if a.device.type == "meta":
-        raise ValueError("expected matrices that have memory, got them on the meta device")
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), device=a.device, dtype=a.dtype)
     if m == 0 or n == 0:
@@ -112,17 +110,13 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if k == 0:
         return c.zero_()
 
-    # the kernel steps along K in 32 bits
-    if a.stride(1) >= FARTHEST:
-        a = a.contiguous()
-    if b.stride(0) >= FARTHEST:
-        b = b.t().contiguous().t()
+    a, b = near(a, 1), near(b, 0)
 
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 
     strides = (a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1))
-    with torch.cuda.device_of(a):  # Triton launches on the current device
+    with on_device_of(a):
         matmul_kernel[grid](a, b, c, m, n, k, *strides)
     return c
 
