@@ -87,9 +87,11 @@ def test_norms_of_special_values(randn):
     for name in ("layernorm", "rmsnorm"):
         norm, reference = pair(name, name)
         got, wanted = norm(x), reference(x)
-        if name == "layernorm":  # a row with an infinity has no mean: torch's CUDA kernel and its CPU one do not agree
-            assert got[1, 4].isnan()
-            got[1] = wanted[1]
+        # a row with an infinity: torch's CUDA kernels, which take a mean for rmsnorm too, do not agree with its CPU ones
+        assert got[1, 4].isnan()
+        if name == "rmsnorm":
+            assert (got[1, :4] == 0).all()
+        got[1] = wanted[1]
         close(got, wanted, 1e-5, 1e-5)
 
 
@@ -138,7 +140,9 @@ def test_norm_backward_of_wide_rows_and_of_more_rows_than_programs(name, biased,
 def test_norm_backward_of_shared_rows(shares, name, biased, dtype, monkeypatch, randn):
     if biased and shares == 1:
         return
-    only(monkeypatch, "_norms_wide", "backward_wide_kernel", SHARES=shares)
+    # float32 rows in advance do not fit shared memory; alone, a config is launched unpruned
+    stages = {"STAGES": 1} if dtype == torch.float32 else {}
+    only(monkeypatch, "_norms_wide", "backward_wide_kernel", SHARES=shares, **stages)
     backward, reference = pair(name, f"{name}_backward")
     arguments = backward_arguments(name, randn, (3, 12345), dtype, biased)
     got, wanted = backward(*arguments), reference(*arguments)
