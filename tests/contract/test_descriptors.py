@@ -63,6 +63,8 @@ def test_a_frozen_launch_takes_the_block_of_the_winner(tmp_path, null_gpu, monke
         knobs.compilation, "listener", lambda **event: compiled.append(event["cache_hit"]), raising=False
     )
     tcache.activate([tmp_path / "bundle"], mode="frozen")
+    done = tcache.preload()
+    assert (len(done.loaded), done.failed) == (1, ())
     wrapper = load(KernelRef.parse(text + "matmul_persistent"), tmp_path)
     a, b = torch.zeros(200, 64, dtype=torch.bfloat16), torch.zeros(128, 64, dtype=torch.bfloat16).t()
     for _ in range(3):

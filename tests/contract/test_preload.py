@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 from tcache._triton.cache import compile_events
@@ -112,16 +114,51 @@ def any_argument(x):
     tl.device_print("x", 0)
 
 
+def again(value):
+    """What Triton makes of a value, and of the stand-in for that."""
+    found = compilation_of(any_argument, (), {"x": value}).specialization()
+    made = stand_in(found["signature"]["x"], "x", found)
+    return found, compilation_of(any_argument, (), {"x": made}).specialization()
+
+
 @pytest.mark.parametrize("divisible", [True, False])
 @pytest.mark.parametrize("kind", [*(f"*{kind}" for kind in _TORCH if kind != "i1"), "i32", "i64", "u64", "u1", "fp32"])
 def test_a_stand_in_is_specialized_to_its_type(kind, divisible):
-    found = compilation_of(any_argument, (), {"x": stand_in(kind, None, divisible=divisible)}).specialization()
+    attributes = {"x": ["tt.divisibility=16"]} if divisible else {}
+    made = stand_in(kind, "x", {"constants": {}, "attributes": attributes})
+    found = compilation_of(any_argument, (), {"x": made}).specialization()
     assert found["signature"]["x"].replace("*u1", "*i1") in (kind.replace("*u1", "*i1"), kind.replace("u1", "i1"))
     if kind[0] in "*iu" and kind != "u1":
-        assert (found["attributes"] == {"x": ["tt.divisibility=16"]}) is divisible
+        assert found["attributes"] == attributes
 
 
-@pytest.mark.parametrize("kind", ["tensordesc<fp16[64, 64]>", "('i32', '*fp32')", "*fp8e4b15"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("block", [[64], [32, 64], [2, 16, 128], [1, 1, 8, 2, 64]], ids=str)
+def test_a_descriptor_is_specialized_to_its_block(dtype, block):
+    base = torch.empty([2 * size for size in block], dtype=dtype)
+    found, made = again(TensorDescriptor.from_tensor(base, block))
+    assert made == found
+    assert found["signature"]["x"].startswith("tensordesc<")
+
+
+def test_a_tuple_is_specialized_as_its_members_are():
+    x = torch.empty(8, dtype=torch.float16)
+    for value in ((x, x[1:], 1, 16, 3, 1 << 40, True, 2.5), ((x, (7, 1)), 5), (1,), ()):
+        found, made = again(value)
+        assert made == found
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+def test_a_named_tuple_has_no_stand_in():
+    with pytest.raises(UnsupportedValue, match="has no stand-in"):
+        again(Pair(2, 3))
+
+
+@pytest.mark.parametrize("kind", ["tensordesc<fp16[64, 64],layout>", "tensordesc<fp8e4b15[64]>", "('i32'", "*fp8e4b15"])
 def test_what_has_no_stand_in(kind):
     with pytest.raises(UnsupportedValue, match="has no stand-in"):
-        stand_in(kind, None, divisible=True)
+        stand_in(kind, "x", {"constants": {}, "attributes": {}})
