@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tcache.replay.layouts import LAID_OUT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -128,16 +130,29 @@ _APPLY: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-def _kernel(operator: Any, apply: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+def _kernel(operator: Any, apply: Callable[[Any, Any, Any], Any] | None) -> Callable[..., Any]:
     keys = torch._C.DispatchKeySet(_KEY)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            if not torch.is_autocast_enabled("cuda"):
+        # a backward runs inside the mode, where ghosts say that they are on a GPU
+        with torch._C._ExcludeDispatchKeyGuard(keys), torch._C.DisableTorchFunction():
+            if apply is None or not torch.is_autocast_enabled("cuda"):
                 return operator(*args, **kwargs)
             return apply(operator, args, kwargs)
 
     return kernel
+
+
+def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield what replaces an operator: it casts as autocast does, and lays out its result as a GPU does."""
+    policies = {full: policy for policy, text in POLICIES.items() for full in text.split()}
+    for full in {**policies, **LAID_OUT}:
+        name, _, overload = full.partition(".")
+        autocast = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{full}", "AutocastCUDA")
+        apply = _APPLY[policies[full]] if autocast and full in policies else None
+        if apply is not None or full in LAID_OUT:
+            operator = getattr(getattr(torch.ops.aten, name), overload or "default")
+            yield full, _kernel(LAID_OUT[full](operator) if full in LAID_OUT else operator, apply)
 
 
 @contextlib.contextmanager
@@ -146,13 +161,8 @@ def autocast_for_ghosts() -> Iterator[None]:
     rest = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
     rest.fallback(torch.library.fallthrough_kernel)
     library = torch.library.Library("aten", "IMPL")
-    for policy, text in POLICIES.items():
-        for full in text.split():
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{full}", "AutocastCUDA"):
-                continue  # this torch does not autocast it
-            name, _, overload = full.partition(".")
-            operator = getattr(getattr(torch.ops.aten, name), overload or "default")
-            library.impl(full, _kernel(operator, _APPLY[policy]), "AutocastPrivateUse1")
+    for full, kernel in _kernels():
+        library.impl(full, kernel, "AutocastPrivateUse1")
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)  # noqa: FBT003
