@@ -75,7 +75,7 @@ def softmax_kernel(
     x = tl.where(columns[None, :] < N, x.to(tl.float32), -float("inf"))
     # a row of -inf gives -inf - -inf: NaN, as in torch
     e = tl.exp(x - tl.max(x, axis=1)[:, None])
-    y = e / tl.sum(e, axis=1)[:, None]
+    y = e * (1.0 / tl.sum(e, axis=1))[:, None]  # a quotient each would take the unit that exponentials take
     tl.store(y_ptr + rows * stride_ym + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -94,7 +94,7 @@ def softmax_stream_kernel(
         x = tl.load(x_ptr + wide * stride_xm + columns.to(tl.int64) * stride_xn, mask=inside, other=0.0)
         x = tl.where(inside, x.to(tl.float32), -float("inf"))
         e = tl.exp(x - tl.max(x, axis=0))
-        y = e / tl.sum(e, axis=0)
+        y = e * (1.0 / tl.sum(e, axis=0))
         tl.store(y_ptr + wide * stride_ym + columns, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -135,18 +135,18 @@ def softmax_wide_kernel(
     total *= tl.exp(peaks - shift)
     for chunk in tl.static_range(KEPT):
         total += tl.sum(tl.exp(unpacked(kept[chunk], N >> 31) - shift), axis=1)
-    whole = tl.sum(total, axis=0)
+    share = 1.0 / tl.sum(total, axis=0)
     last = tl.cdiv(N, BLOCK) - 1
     for back in tl.range(0, last + 1 - KEPT, num_stages=STAGES):  # backwards: what was read last is still in L2
         at = (last - back) * BLOCK + columns
         x = tl.load(
             x_row + at.to(tl.int64) * stride_xn, mask=at < N, other=-float("inf"), eviction_policy="evict_first"
         ).to(tl.float32)
-        y = (tl.exp(x - shift) / whole).to(y_ptr.dtype.element_ty)
+        y = (tl.exp(x - shift) * share).to(y_ptr.dtype.element_ty)
         tl.store(y_row + at, y, mask=at < N, eviction_policy="evict_first")
     for chunk in tl.static_range(KEPT):
         at = chunk * BLOCK + columns
-        y = (tl.exp(unpacked(kept[chunk], M >> 31) - shift) / whole).to(y_ptr.dtype.element_ty)
+        y = (tl.exp(unpacked(kept[chunk], M >> 31) - shift) * share).to(y_ptr.dtype.element_ty)
         tl.store(y_row + at, y, mask=at < N, eviction_policy="evict_first")
 
 
@@ -181,11 +181,11 @@ def softmax_join_kernel(
     totals = tl.load(totals_ptr + row * PARTS + parts, mask=parts < tl.num_programs(0), other=0.0)
     peak = tl.max(peaks, axis=0)
     shift = tl.where(peak == -float("inf"), 0.0, peak)
-    whole = tl.sum(totals * tl.exp(peaks - shift), axis=0)
+    share = 1.0 / tl.sum(totals * tl.exp(peaks - shift), axis=0)
     for start in range(part * span, tl.minimum((part + 1) * span, N), BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + row * stride_xm + at.to(tl.int64) * stride_xn, mask=at < N, other=-float("inf"))
-        y = (tl.exp(x.to(tl.float32) - shift) / whole).to(y_ptr.dtype.element_ty)
+        y = (tl.exp(x.to(tl.float32) - shift) * share).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + row * stride_ym + at, y, mask=at < N)
 
 
