@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from ._check import flag
 from ._norm_launches import backward, backward_bytes, forward, wants_gradient
 
 
@@ -29,8 +30,10 @@ def layernorm(
         A contiguous tensor of the shape and dtype of ``x``; the arithmetic is in float32.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit.
     """
+    deterministic = flag("deterministic", deterministic)
     if not wants_gradient(x, weight, bias):  # autograd costs as much as a small launch
         return layernorm_forward(x, weight, bias, eps)[0]
     return _LayerNorm.apply(x, weight, bias, eps, deterministic)
@@ -66,8 +69,11 @@ def layernorm_backward(
             bits change from run to run. Rows of more than 8192 columns always take two stages.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit.
     """
+    if mean is None:  # which means rmsnorm to what they share
+        raise TypeError("mean: expected a tensor, got None")
     return backward(dy, x, weight, mean, rstd, has_bias=has_bias, deterministic=deterministic)
 
 

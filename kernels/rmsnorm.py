@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from ._check import flag
 from ._norm_launches import backward, backward_bytes, forward, wants_gradient
 
 
@@ -25,8 +26,10 @@ def rmsnorm(
         round once more, before the weight).
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit.
     """
+    deterministic = flag("deterministic", deterministic)
     if not wants_gradient(x, weight):  # autograd costs as much as a small launch
         return rmsnorm_forward(x, weight, eps)[0]
     return _RMSNorm.apply(x, weight, eps, deterministic)
@@ -60,6 +63,7 @@ def rmsnorm_backward(
             bits change from run to run. Rows of more than 8192 columns always take two stages.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit.
     """
     return backward(dy, x, weight, None, rstd, has_bias=False, deterministic=deterministic)[:2]
