@@ -72,7 +72,13 @@ def readable(
         raise ValueError(f"{name}: expected a strided tensor, got one of layout {value.layout}")
     if value.numel() > most and max(value.shape) > most:
         raise ValueError(f"{name}: expected at most {most} elements along a dimension, got shape {tuple(value.shape)}")
-    return value.resolve_neg()
+    try:
+        return value.resolve_neg()
+    except NotImplementedError:  # of float8: torch has no negative
+        raise ValueError(
+            f"{name}: expected a tensor whose memory holds its values, got a view of {value.dtype} that torch negates "
+            "when it is read, and cannot copy"
+        ) from None
 
 
 def writable(
@@ -113,16 +119,25 @@ def check_dtype(name: str, tensor: torch.Tensor, other_name: str, other: torch.T
         raise ValueError(f"{name}: expected {named([other.dtype])} like {other_name}, got {tensor.dtype}")
 
 
-def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], contiguous: bool = False) -> None:
+def check_shape(
+    name: str, tensor: torch.Tensor, shape: Sequence[int], beside: str = "", contiguous: bool = False
+) -> None:
     """Raise unless a tensor has this shape, and is contiguous if it must be.
+
+    Args:
+        name: of the argument.
+        tensor: what was given for it.
+        shape: the shape wanted.
+        beside: the arguments that it follows from, which may be what is wrong.
+        contiguous: whether it must be.
 
     Raises:
         ValueError: it has not, or is not.
     """
     if tuple(tensor.shape) != tuple(shape) or (contiguous and not tensor.is_contiguous()):
         raise ValueError(
-            f"{name}: expected {'contiguous ' * contiguous}{list(shape)}, got shape {tuple(tensor.shape)}, "
-            f"strides {tuple(tensor.stride())}"
+            f"{name}: expected {'contiguous ' * contiguous}{list(shape)}{beside and f' to go with {beside}'}, "
+            f"got shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}"
         )
 
 

@@ -60,7 +60,7 @@ def statistic(name: str, value: torch.Tensor, rows: int) -> torch.Tensor:
         ValueError: it is no contiguous float32 vector with an element for each row.
     """
     value = readable(name, value, (torch.float32,), 1)
-    check_shape(name, value, (rows,), contiguous=True)
+    check_shape(name, value, (rows,), "x", contiguous=True)
     return value
 
 
@@ -119,7 +119,7 @@ def backward(
     """
     x, weight, _ = check_norm(x, weight, None)
     dy = readable("dy", dy, FLOATS)
-    check_shape("dy", dy, x.shape)
+    check_shape("dy", dy, x.shape, "x")
     check_dtype("dy", dy, "x", x)
     has_bias, deterministic = flag("has_bias", has_bias), flag("deterministic", deterministic)
     if has_bias and weight is None:

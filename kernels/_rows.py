@@ -52,7 +52,7 @@ def vector(name: str, value: torch.Tensor | None, size: int) -> torch.Tensor | N
     if value is None:
         return None
     value = readable(name, value, FLOATS, 1)
-    check_shape(name, value, (size,), contiguous=True)
+    check_shape(name, value, (size,), "x", contiguous=True)
     return value
 
 

@@ -297,9 +297,9 @@ def attention_backward(
     causal = flag("causal", causal)
     do, o, lse = readable("do", do, DTYPES, 4), readable("o", o, DTYPES, 4), readable("lse", lse, (torch.float32,), 3)
     for name, tensor in (("do", do), ("o", o)):
-        check_shape(name, tensor, q.shape)
+        check_shape(name, tensor, q.shape, "q")
         check_dtype(name, tensor, "q", q)
-    check_shape("lse", lse, q.shape[:3], contiguous=True)
+    check_shape("lse", lse, q.shape[:3], "q", contiguous=True)
     check_device(q=q, do=do, o=o, lse=lse)
     dq, dk, dv = like(q), like(k), like(v)
     if q.numel() == 0 or k.numel() == 0:

@@ -226,8 +226,8 @@ def _check(q, k_cache, v_cache, block_table, lengths, scale):
         raise ValueError(f"q: expected heads in multiples of those of k_cache, got {heads} and {kv_heads}")
     check_dtype("k_cache", k_cache, "q", q)
     check_dtype("v_cache", v_cache, "q", q)
-    check_shape("block_table", block_table, (batch, block_table.shape[1]))
-    check_shape("lengths", lengths, (batch,))
+    check_shape("block_table", block_table, (batch, block_table.shape[1]), "q")
+    check_shape("lengths", lengths, (batch,), "q")
     if batch * heads > MOST or block_table.shape[1] * page_size > MOST:
         raise ValueError(
             f"expected at most {MOST} heads in q and as many keys of a sequence in block_table, "

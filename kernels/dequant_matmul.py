@@ -109,7 +109,7 @@ def dequant_matmul(a: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> tor
     if a.shape[1] != w.shape[0]:
         raise ValueError(f"expected a [M, K] and w [K, N], got {tuple(a.shape)} and {tuple(w.shape)}")
     (m, k), n = a.shape, w.shape[1]
-    check_shape("scale", scale, (n,), contiguous=True)
+    check_shape("scale", scale, (n,), "w", contiguous=True)
     check_device(a=a, w=w, scale=scale)
     if w.dtype == torch.float8_e4m3fn:
         check_fp8("w", w)

@@ -182,7 +182,7 @@ def _check(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> tuple[tor
     offsets = readable("offsets", offsets, (torch.int32, torch.int64), 1)
     if x.shape[1] != w.shape[1]:
         raise ValueError(f"expected x [T, K] and w [E, K, N], got {tuple(x.shape)} and {tuple(w.shape)}")
-    check_shape("offsets", offsets, (w.shape[0] + 1,), contiguous=True)
+    check_shape("offsets", offsets, (w.shape[0] + 1,), "w", contiguous=True)
     check_dtype("w", w, "x", x)
     check_device(x=x, w=w, offsets=offsets)
     if w.shape[0] > 1024:

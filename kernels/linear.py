@@ -34,7 +34,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     check_device(x=x, weight=weight)
     if bias is not None:
         bias = readable("bias", bias, FLOATS, 1)  # what torch adds up: no float8
-        check_shape("bias", bias, (weight.shape[0],))
+        check_shape("bias", bias, (weight.shape[0],), "weight")
         check_dtype("bias", bias, "x", x)
         check_device(x=x, bias=bias)
     rows = as_rows(x)

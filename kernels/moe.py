@@ -101,7 +101,7 @@ def route(
     renormalise = flag("renormalise", renormalise)
     if bias is not None:
         bias = readable("bias", bias, FLOATS, 1)
-        check_shape("bias", bias, (e,), contiguous=True)
+        check_shape("bias", bias, (e,), "logits", contiguous=True)
         check_device(logits=logits, bias=bias)
     weights = torch.empty((t, k), device=logits.device, dtype=torch.float32)
     experts = torch.empty((t, k), device=logits.device, dtype=torch.int32)

@@ -32,9 +32,9 @@ def moe_mlp(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: 
     x, logits = readable("x", x, FLOATS, 2), readable("logits", logits, FLOATS, 2)
     gate_up, down = readable("gate_up", gate_up, FLOATS, 3), readable("down", down, FLOATS, 3)
     (t, h), e, f = x.shape, logits.shape[1], gate_up.shape[1] // 2
-    check_shape("logits", logits, (t, e))
-    check_shape("gate_up", gate_up, (e, 2 * f, h))
-    check_shape("down", down, (e, h, f))
+    check_shape("logits", logits, (t, e), "x")
+    check_shape("gate_up", gate_up, (e, 2 * f, h), "x and logits")
+    check_shape("down", down, (e, h, f), "x, logits and gate_up")
     check_dtype("gate_up", gate_up, "x", x)
     check_dtype("down", down, "x", x)
     check_device(x=x, logits=logits, gate_up=gate_up, down=down)

@@ -61,7 +61,7 @@ def gather(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
     if x.shape[1] > WIDEST:
         raise ValueError(f"x: expected at most {WIDEST} columns, got shape {tuple(x.shape)}")
     k = integer("k", k, 1, MOST)
-    check_shape("order", order, (x.shape[0] * k,), contiguous=True)
+    check_shape("order", order, (x.shape[0] * k,), "x and k", contiguous=True)
     check_device(x=x, order=order)
     s, h = order.shape[0], x.shape[1]
     y = torch.empty((s, h), device=x.device, dtype=x.dtype)
@@ -135,7 +135,7 @@ def combine(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> t
         raise ValueError(f"position: expected at most 32 choices, got shape {tuple(position.shape)}")
     check_shape("y", y, y.shape, contiguous=True)
     check_shape("position", position, position.shape, contiguous=True)
-    check_shape("weights", weights, position.shape, contiguous=True)
+    check_shape("weights", weights, position.shape, "position", contiguous=True)
     check_device(y=y, position=position, weights=weights)
     (t, k), (s, h) = position.shape, y.shape
     out = torch.empty((t, h), device=y.device, dtype=y.dtype)

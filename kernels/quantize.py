@@ -228,7 +228,7 @@ def dequantize(
         )
     m, n = q.shape
     block, shape = _scales(m, n, block)
-    scale = _readable_scale(scale, shape)
+    scale = _readable_scale(scale, shape, "q and block")
     check_device(q=q, scale=scale)
     y = torch.empty((m, n), device=q.device, dtype=dtype)
     if q.numel() == 0:
@@ -252,7 +252,7 @@ def _quantize(
     block, shape = _scales(m, n, block)
     static = scale is not None
     if static:
-        scale = _readable_scale(scale, shape)
+        scale = _readable_scale(scale, shape, "x and block")
         check_device(x=x, scale=scale)
     else:
         scale = torch.empty(shape, device=x.device, dtype=torch.float32)
@@ -306,9 +306,9 @@ def _scales(m: int, n: int, block: int | None) -> tuple[int | None, tuple[int, .
     return block, (m, triton.cdiv(n, block))
 
 
-def _readable_scale(scale: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _readable_scale(scale: torch.Tensor, shape: tuple[int, ...], beside: str) -> torch.Tensor:
     scale = readable("scale", scale, (torch.float32,), len(shape))
-    check_shape("scale", scale, shape, contiguous=True)
+    check_shape("scale", scale, shape, beside, contiguous=True)
     return scale
 
 

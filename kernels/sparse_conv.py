@@ -113,7 +113,7 @@ def read_rows(name: str, rows: torch.Tensor, neighbours: torch.Tensor) -> torch.
         ValueError: it is no matrix of floats with contiguous rows, one for each of the map's, on its device.
     """
     rows = readable(name, rows, FLOATS, 2)
-    check_shape(name, rows, (neighbours.shape[0], rows.shape[1]))
+    check_shape(name, rows, (neighbours.shape[0], rows.shape[1]), "neighbours")
     if rows.stride(1) != 1 and rows.shape[1] > 1:
         raise ValueError(f"{name}: expected contiguous rows, got strides {rows.stride()}")
     check_device(**{name: rows, "neighbours": neighbours})
@@ -141,6 +141,7 @@ def read_weight(
     check_shape(
         "weight", weight,
         (neighbours.shape[1], cin if inputs is None else inputs, cout if outputs is None else outputs),
+        f"neighbours and {name}",
     )  # fmt: skip
     check_dtype("weight", weight, name, like)
     check_device(**{name: like, "weight": weight})
@@ -170,8 +171,8 @@ def read_sorted(
     if order is None or masks is None:
         raise ValueError("expected both of order and masks, or neither")
     order, masks = readable("order", order, (torch.int32,), 1), readable("masks", masks, (torch.int64,), 1)
-    check_shape("order", order, neighbours.shape[:1], contiguous=True)
-    check_shape("masks", masks, neighbours.shape[:1], contiguous=True)
+    check_shape("order", order, neighbours.shape[:1], "neighbours", contiguous=True)
+    check_shape("masks", masks, neighbours.shape[:1], "neighbours", contiguous=True)
     check_device(neighbours=neighbours, order=order, masks=masks)
     return order, masks
 

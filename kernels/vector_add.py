@@ -61,7 +61,7 @@ def axpy(a: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     # the kernel counts in 64 bits
     x, y = readable("x", x, FLOATS, 1, most=math.inf), readable("y", y, FLOATS, 1, most=math.inf)
     check_shape("x", x, x.shape, contiguous=True)
-    check_shape("y", y, x.shape, contiguous=True)
+    check_shape("y", y, x.shape, "x", contiguous=True)
     check_dtype("y", y, "x", x)
     check_device(x=x, y=y)
     z = torch.empty_like(x)

@@ -14,9 +14,10 @@ def neighbour_map(coordinates: torch.Tensor, size: int = 3) -> torch.Tensor:
     """Return where the neighbours of every voxel are, in torch; nothing waits for the host.
 
     Args:
-        coordinates: ``[N, 1 + D]`` integers (int32, int64, int16, int8 or uint8): the number of the sample in a batch, then a position in D dimensions;
-            no voxel twice. Positions are told apart by one number of 64 bits: the samples' range times, for each
-            dimension, the range plus ``size``, must be below ``2**62``: a grid of 65,534 a side leaves room for 16,384 samples.
+        coordinates: ``[N, 1 + D]`` integers (int32, int64, int16, int8 or uint8): the number of the sample in a batch,
+            then a position in D dimensions; no voxel twice. Positions are told apart by one number of 64 bits: the
+            samples' range times, for each dimension, the range plus ``size``, must be below ``2**62``. A cube of
+            60,000 a side leaves room for 16,384 samples.
         size: edge of the kernel, odd.
 
     Returns:
