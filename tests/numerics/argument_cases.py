@@ -58,7 +58,7 @@ class Integer:
 
 @dataclass
 class Flag:
-    good: bool | None
+    good: bool | None = True
     optional: bool = False
 
 
@@ -90,7 +90,7 @@ def calls(device: str) -> dict[str, dict[str, Any]]:
     qkv = {"q": Tensor(head, like=True, fixed=(0, 3), laid="last"), **{
         name: Tensor(keys, like=True, fixed=(0, 3), laid="last") for name in ("k", "v")
     }}  # fmt: skip
-    attention = {**qkv, "causal": Flag(True), "scale": Number(0.3, least=0, optional=True)}
+    attention = {**qkv, "causal": Flag(), "scale": Number(0.3, least=0, optional=True)}
     matrices = {"a": Tensor(a, MATRICES, like=True, fixed=(1,)), "b": Tensor(b, MATRICES, like=True, fixed=(0,))}
     rows = {"x": Tensor(x, rank=False)}
     weight = Tensor(vector, fixed=(0,), laid="all", optional=True)
@@ -118,7 +118,7 @@ def calls(device: str) -> dict[str, dict[str, Any]]:
             "do": Tensor(head, like=True, fixed=(0, 1, 2, 3)), **qkv,
             "o": Tensor(o, like=True, fixed=(0, 1, 2, 3)),
             "lse": Tensor(lse, (torch.float32,), fixed=(0, 1, 2), laid="all"),
-            "causal": Flag(True), "scale": Number(0.3, least=0, optional=True),
+            "causal": Flag(), "scale": Number(0.3, least=0, optional=True),
         },
         "decode_attention": {
             "q": Tensor(floats(2, 2, 16), like=True, fixed=(0, 2), laid="last"),
@@ -132,7 +132,8 @@ def calls(device: str) -> dict[str, dict[str, Any]]:
             "w": Tensor(whole(16, 8, most=100, dtype=torch.int8), (torch.int8, torch.float8_e4m3fn), fixed=(0, 1)),
             "scale": Tensor(floats(8).abs(), (torch.float32,), fixed=(0,), laid="all"),
         },
-        "affine_relu": {"x": Tensor(x, fixed=(1,), rank=False), "a": Tensor(vector, fixed=(0,), laid="all", number=True),
+        "affine_relu": {"x": Tensor(x, fixed=(1,), rank=False),
+                        "a": Tensor(vector, fixed=(0,), laid="all", number=True),
                         "b": Tensor(floats(16), fixed=(0,), laid="all", number=True)},
         "affine_relu_": {"x": Tensor(x, fixed=(1,), rank=False, written=True),
                          "a": Tensor(vector, fixed=(0,), laid="all", number=True), "b": Number(0.5)},
@@ -140,20 +141,20 @@ def calls(device: str) -> dict[str, dict[str, Any]]:
             "x": Tensor(floats(5, 16, dtype=torch.float16), like=True, fixed=(1,)),
             "w": Tensor(floats(2, 16, 8, dtype=torch.float16), like=True, fixed=(0, 1)),
             "offsets": Tensor(torch.tensor([0, 2, 5], device=device), (I32, I64), fixed=(0,), laid="all"),
-            "tma": Flag(False, optional=True),
+            "tma": Flag(good=False, optional=True),
         },
-        "layernorm": {**rows, "weight": weight, "bias": bias, "eps": eps, "deterministic": Flag(True)},
+        "layernorm": {**rows, "weight": weight, "bias": bias, "eps": eps, "deterministic": Flag()},
         "layernorm_forward": {**rows, "weight": weight, "bias": bias, "eps": eps},
         "layernorm_backward": {**norm_gradient, "mean": Tensor(floats(4), (torch.float32,), fixed=(0,), laid="all"),
-                               "rstd": statistic, "has_bias": Flag(True), "deterministic": Flag(True)},
+                               "rstd": statistic, "has_bias": Flag(), "deterministic": Flag()},
         "linear": {"x": Tensor(a, FLOATS, like=True, fixed=(1,), rank=False),
                    "weight": Tensor(floats(8, 16, dtype=torch.float16), FLOATS, like=True, fixed=(0, 1)),
                    "bias": Tensor(floats(8, dtype=torch.float16), like=True, fixed=(0,), optional=True)},
         "matmul": matrices,
         "matmul_decode": matrices,
-        "matmul_persistent": {**matrices, "tma": Flag(False, optional=True)},
+        "matmul_persistent": {**matrices, "tma": Flag(good=False, optional=True)},
         "route": {"logits": Tensor(floats(4, 6)), "k": Integer(2, (0, -1, 7)),
-                  "scoring": Choice("softmax", ("tanh", None, 1, ["softmax"])), "renormalise": Flag(True),
+                  "scoring": Choice("softmax", ("tanh", None, 1, ["softmax"])), "renormalise": Flag(),
                   "bias": Tensor(floats(6), fixed=(0,), laid="all", optional=True)},
         "moe_mlp": {"x": Tensor(floats(4, 16), like=True, fixed=(0, 1)), "logits": Tensor(floats(4, 3), fixed=(0, 1)),
                     "gate_up": Tensor(floats(3, 8, 16), like=True, fixed=(0, 1, 2)),
@@ -169,9 +170,9 @@ def calls(device: str) -> dict[str, dict[str, Any]]:
         "quantize_fp8": {"x": Tensor(x), "block": block, "scale": blocks},
         "quantize_int8": {"x": Tensor(x),
                           "scale": Tensor(floats(4).abs(), (torch.float32,), fixed=(0,), laid="all", optional=True)},
-        "rmsnorm": {**rows, "weight": weight, "eps": eps, "deterministic": Flag(True)},
+        "rmsnorm": {**rows, "weight": weight, "eps": eps, "deterministic": Flag()},
         "rmsnorm_forward": {**rows, "weight": weight, "eps": eps},
-        "rmsnorm_backward": {**norm_gradient, "rstd": statistic, "deterministic": Flag(True)},
+        "rmsnorm_backward": {**norm_gradient, "rstd": statistic, "deterministic": Flag()},
         "softmax": rows,
         "sparse_conv": {"features": Tensor(floats(5, 16), like=True, fixed=(0, 1), laid="last"), **conv},
         "sparse_conv_features_gradient": {
