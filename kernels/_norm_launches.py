@@ -5,17 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from ._check import (
-    FLOATS,
-    MOST_ACROSS,
-    check_device,
-    check_dtype,
-    check_shape,
-    flag,
-    number,
-    on_device_of,
-    readable,
-)
+from ._check import FLOATS, MOST_ACROSS, check_device, check_dtype, check_shape, flag, number, on_device_of, readable
 from ._norms import (
     WIDEST_BACKWARD,
     WIDEST_FORWARD,

@@ -8,16 +8,7 @@ import triton.language as tl
 
 import tcache
 
-from ._check import (
-    FLOATS,
-    MOST,
-    MOST_ACROSS,
-    check_device,
-    check_shape,
-    integer,
-    on_device_of,
-    readable,
-)
+from ._check import FLOATS, MOST, MOST_ACROSS, check_device, check_shape, integer, on_device_of, readable
 
 WIDEST = 256 * MOST_ACROSS
 """Columns that a row may have: programs take 256 at least, along the second axis of the grid."""

@@ -18,17 +18,7 @@ import triton.language as tl
 
 import tcache
 
-from ._check import (
-    FLOATS,
-    MOST,
-    check_device,
-    check_fp8,
-    check_shape,
-    integer,
-    named,
-    on_device_of,
-    readable,
-)
+from ._check import FLOATS, MOST, check_device, check_fp8, check_shape, integer, named, on_device_of, readable
 from ._rows import (
     PRUNE,
     PRUNE_STREAMED,
@@ -261,8 +251,10 @@ def _quantize(
         return q, scale if static else scale.fill_(SMALLEST / LARGEST[dtype])  # of rows of nothing as of rows of zeros
     rows = near_rows(x)
     numbers = {"LARGEST": LARGEST[dtype], "SMALLEST": SMALLEST, "INTEGER": dtype == torch.int8}
+    streamed = n > WIDEST_TILE and block is None and not static
+    width, parts = (n, 1) if streamed else _groups("x", m, n, block, 1024 if static else WIDEST_TILE)
     with on_device_of(x):
-        if n > WIDEST_TILE and block is None and not static:
+        if streamed:
             tensors = (rows, q, scale, m, n, rows.stride(0), rows.stride(1), n)
             if n > WIDEST:
                 quantize_looped_kernel[(m,)](*tensors, **numbers)
@@ -270,7 +262,6 @@ def _quantize(
                 grid = lambda meta: (min(m, meta["PROGRAMS"]),)  # noqa: E731
                 quantize_stream_kernel[grid](*tensors, BLOCK_N=triton.next_power_of_2(n), **numbers)
             return q, scale
-        width, parts = _groups("x", m, n, block, 1024 if static else WIDEST_TILE)
         quantize_kernel[lambda meta: (triton.cdiv(m * parts, meta["ROWS"]),)](
             rows, q, scale, m * parts, n, parts, rows.stride(0), rows.stride(1), n,
             scale.stride(0), 0 if block is None else 1, STATIC=static, BLOCK_N=width, **numbers,
