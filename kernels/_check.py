@@ -104,9 +104,14 @@ def check_device(**tensors: torch.Tensor | None) -> None:
     Raises:
         ValueError: they are not.
     """
-    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
-    if len(set(devices.values())) > 1:
-        raise ValueError("expected one device, got " + ", ".join(f"{name} on {at}" for name, at in devices.items()))
+    first = None
+    for tensor in tensors.values():
+        if tensor is not None:
+            if first is None:
+                first = tensor.device
+            elif tensor.device != first:
+                found = ", ".join(f"{name} on {each.device}" for name, each in tensors.items() if each is not None)
+                raise ValueError(f"expected one device, got {found}")
 
 
 def check_dtype(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
@@ -120,7 +125,7 @@ def check_dtype(name: str, tensor: torch.Tensor, other_name: str, other: torch.T
 
 
 def check_shape(
-    name: str, tensor: torch.Tensor, shape: Sequence[int], beside: str = "", contiguous: bool = False
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], beside: str = "", contiguous: bool = False
 ) -> None:
     """Raise unless a tensor has this shape, and is contiguous if it must be.
 
@@ -134,7 +139,7 @@ def check_shape(
     Raises:
         ValueError: it has not, or is not.
     """
-    if tuple(tensor.shape) != tuple(shape) or (contiguous and not tensor.is_contiguous()):
+    if tensor.shape != shape or (contiguous and not tensor.is_contiguous()):
         raise ValueError(
             f"{name}: expected {'contiguous ' * contiguous}{list(shape)}{beside and f' to go with {beside}'}, "
             f"got shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}"
@@ -162,6 +167,8 @@ def number(name: str, value: float) -> float:
     Raises:
         TypeError: it is no number.
     """
+    if type(value) is float:  # most are: asking whether something is a number at all takes longer
+        return value
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)
     raise TypeError(f"{name}: expected a number, got {shown(value)}")
@@ -202,6 +209,8 @@ def flag(name: str, value: bool) -> bool:
     Raises:
         TypeError: it is none of these.
     """
+    if value is True or value is False:
+        return value
     if not isinstance(value, numbers.Integral) or value not in (0, 1):
         raise TypeError(f"{name}: expected True or False, got {shown(value)}")
     return bool(value)

@@ -77,7 +77,8 @@ EMPTY = {
     "silu_gate": [(zeros(0, 4),), (zeros(3, 0),)],
     "softmax": [(zeros(0, 4),), (zeros(3, 0),), (zeros(0),), (zeros(2, 0, 4),)],
     "sparse_conv": [
-        (zeros(0, 4), zeros(27, 4, 8), NO_MAP), (zeros(1, 4), zeros(27, 4, 0), MAP), (zeros(1, 0), zeros(27, 0, 3), MAP),
+        (zeros(0, 4), zeros(27, 4, 8), NO_MAP), (zeros(1, 4), zeros(27, 4, 0), MAP),
+        (zeros(1, 0), zeros(27, 0, 3), MAP),
         (zeros(1, 4), zeros(0, 4, 3), MAP[:, :0]),
     ],
     "sparse_conv_features_gradient": [(zeros(0, 8), zeros(27, 4, 8), NO_MAP), (zeros(1, 0), zeros(27, 3, 0), MAP)],
