@@ -19,7 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from argument_cases import FLOATS, MODULE_OF, ROOT, Tensor, bad, calls, values, wrapper
+from argument_cases import FLOATS, MODULE_OF, ROOT, Tensor, bad, calls, of_dtype, values, wrapper
 from poisoning import device, poisoned, untuned  # noqa: F401
 
 from tcache.autotuner import Autotuner
@@ -94,6 +94,27 @@ def test_what_is_wrong_is_refused_by_name_before_a_launch(name, monkeypatch):
 
 MEMORYLESS = ("fill_map", "neighbour_map", "sort_rows")
 """They launch nothing: torch's own operations work on the meta device."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_dtype_that_is_documented_is_taken(name, monkeypatch):
+    """Nothing is launched: the interpreter multiplies neither bfloat16 nor float8."""
+    monkeypatch.setattr(Autotuner, "__getitem__", lambda *_: lambda *_args, **_kwargs: None)
+    arguments = CALLS[name]
+    groups = [[argument] for argument, each in arguments.items() if isinstance(each, Tensor) and not each.like]
+    groups.append([argument for argument, each in arguments.items() if isinstance(each, Tensor) and each.like])
+    for group in filter(None, groups):
+        for dtype in arguments[group[0]].dtypes:
+            given = clones(values(arguments))
+            given |= {argument: of_dtype(arguments[argument].good, dtype).zero_() for argument in group}
+            wrapper(name)(**given)
+
+
+def test_float8_is_multiplied_without_a_bias(monkeypatch):
+    monkeypatch.setattr(Autotuner, "__getitem__", lambda *_: lambda *_args, **_kwargs: None)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        found = wrapper("linear")(torch.zeros(4, 16).to(dtype), torch.zeros(8, 16).to(dtype))
+        assert (found.shape, found.dtype) == ((4, 8), dtype)
 
 
 @pytest.mark.parametrize("name", NAMES)
