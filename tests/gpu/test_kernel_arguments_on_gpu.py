@@ -107,6 +107,20 @@ def test_pages_beyond_32_bits_of_tokens():
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("name", ["matmul", "matmul_decode", "matmul_persistent", "linear"])
+def test_products_of_float8(name, dtype):
+    """Rounded to 3 or 2 bits after the first: up to 2**-4 or 2**-3 off."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no float8_e4m3fn")
+    a, b = torch.randn(40, 256, device="cuda").to(dtype), torch.randn(256, 64, device="cuda").to(dtype)
+    right = b.float().t().contiguous().to(dtype) if name == "linear" else b
+    found = wrapper(name)(a, right)
+    assert found.dtype == dtype
+    rtol = 0.07 if dtype == torch.float8_e4m3fn else 0.14
+    torch.testing.assert_close(found.float(), a.float() @ b.float(), rtol=rtol, atol=0.1)
+
+
 def test_a_product_on_the_per_thread_default_stream():
     """Its handle is the same for all threads, its streams are not: each launch has counters of its own."""
     a, b = torch.randn(1, 4096, device="cuda").half(), torch.randn(4096, 64, device="cuda").half()
