@@ -224,7 +224,7 @@ def rows_or_zeros(neighbours: torch.Tensor) -> torch.Tensor:
     return torch.where((neighbours >= 0) & (neighbours < rows), neighbours, rows).long()
 
 
-def present(neighbours: torch.Tensor) -> int:
+def neighbours_present(neighbours: torch.Tensor) -> int:
     """Return how many neighbours there are; reads the map."""
     return int((rows_or_zeros(neighbours) < neighbours.shape[0]).sum())
 
@@ -256,7 +256,7 @@ def sparse_conv_flops(
     order: torch.Tensor | None = None, masks: torch.Tensor | None = None,
 ) -> int:  # fmt: skip
     """Return the floating point operations: ``2 Cin Cout`` for every neighbour that is present; reads the map."""
-    return 2 * present(neighbours) * weight.shape[1] * weight.shape[2]
+    return 2 * neighbours_present(neighbours) * weight.shape[1] * weight.shape[2]
 
 
 def sparse_conv_bytes(

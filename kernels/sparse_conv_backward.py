@@ -12,7 +12,7 @@ import tcache
 from ._check import MOST_ACROSS, check_dtype, on_device_of
 from ._sums import rms
 from .sparse_conv import (
-    present,
+    neighbours_present,
     read_map,
     read_rows,
     read_weight,
@@ -170,7 +170,7 @@ def sparse_conv_weight_gradient_reference(
 
 def sparse_conv_weight_gradient_flops(features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor) -> int:
     """Return the floating point operations: ``2 Cin Cout`` for every neighbour that is present; reads the map."""
-    return 2 * present(neighbours) * features.shape[1] * gradient.shape[1]
+    return 2 * neighbours_present(neighbours) * features.shape[1] * gradient.shape[1]
 
 
 def sparse_conv_weight_gradient_bytes(features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor) -> int:
