@@ -13,6 +13,10 @@ A bundle packed here hits there: best configs and packed binaries are found by a
 module it is imported from. Nothing is called ``kernels`` when it is installed, because a package of that name on PyPI is
 another project.
 
+Arguments that a wrapper does not take are refused before a launch, by name: TypeError for what is no tensor, number or
+flag where one is expected, ValueError for dtypes, shapes, devices, layouts and sizes. Tensors that torch negates lazily
+are read as what they are, at the price of a copy, and refused where they would be written.
+
 Gradients: of ``attention``, ``layernorm``, ``rmsnorm`` and ``SparseConv``. The other wrappers compute forward only; what
 they return is detached from autograd's graph.
 

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import torch
 
+from ._check import check_device, check_dtype, readable
+
 FARTHEST = 2**31 // 1024
 """Elements from one K to the next up to which a step of a whole block, of at most 1024, fits 32 bits."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 """What tensor cores multiply; which GPU has which, Triton says."""
+
+
+def operands(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both operands of ``a @ b``, in memory as they are to be read.
+
+    Raises:
+        TypeError: one is no tensor.
+        ValueError: one is no matrix of what tensor cores multiply, or they do not fit together.
+    """
+    a, b = readable("a", a, DTYPES, 2), readable("b", b, DTYPES, 2)
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"expected a [M, K] and b [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
+    check_dtype("b", b, "a", a)
+    check_device(a=a, b=b)
+    return a, b
 
 
 def near(x: torch.Tensor, dimension: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
+from ._check import FLOATS, MOST_ACROSS, check_device, check_dtype, check_shape, flag, number, on_device_of, readable
 from ._norms import (
     WIDEST_BACKWARD,
     WIDEST_FORWARD,
@@ -16,41 +17,63 @@ from ._norms import (
     forward_kernel,
 )
 from ._norms_wide import WIDEST_SHARED, backward_wide_kernel, forward_wide_kernel
-from ._rows import as_rows, check_floats, check_vector, near_rows, on_device_of
+from ._rows import as_rows, near_rows, vector
+
+WIDEST_COLUMNS = 64 * MOST_ACROSS
+"""Columns that one launch of ``column_gradients_kernel`` takes, in blocks of 64 at least along the grid's second axis."""
 
 
-def check_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-    """Raise unless the arguments fit together.
+def check_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return the arguments as they are to be read, after refusing those that do not fit together.
 
     Raises:
-        ValueError: what does not.
+        TypeError: one is no tensor.
+        ValueError: what does not fit.
     """
-    check_floats(x=x, weight=weight, bias=bias)
+    x = readable("x", x, FLOATS)
     if x.dim() == 0:
         raise ValueError("x: expected at least one dimension, got a tensor without any")
-    check_vector("weight", weight, x.shape[-1])
-    check_vector("bias", bias, x.shape[-1])
+    weight, bias = vector("weight", weight, x.shape[-1]), vector("bias", bias, x.shape[-1])
+    check_device(x=x, weight=weight, bias=bias)
     if bias is not None and weight is None:
-        raise ValueError("bias: goes with a weight, and there is none")
+        raise ValueError("bias: expected a weight to go with it, got none")
+    return x, weight, bias
+
+
+def statistic(name: str, value: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return what the forward returned for each row, as it is to be read.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it is no contiguous float32 vector with an element for each row.
+    """
+    value = readable(name, value, (torch.float32,), 1)
+    check_shape(name, value, (rows,), "x", contiguous=True)
+    return value
 
 
 def wants_gradient(*tensors: torch.Tensor | None) -> bool:
     """Return whether autograd is to follow what is done with these tensors."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and any(
+        isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors
+    )
 
 
 def forward(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, centred: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Return ``y``, the rows' means (None unless ``centred``) and reciprocal deviations, both float32 ``[M]``."""
-    check_norm(x, weight, bias)
+    x, weight, bias = check_norm(x, weight, bias)
+    eps = number("eps", eps)
     rows = near_rows(as_rows(x))
     m, n = rows.shape
     y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     rstd = torch.empty(m, device=x.device, dtype=torch.float32)
     mean = torch.empty_like(rstd) if centred else None
     if x.numel():
-        tensors = (rows, weight, bias, y, mean, rstd, m, n, float(eps), rows.stride(0), rows.stride(1), n)
+        tensors = (rows, weight, bias, y, mean, rstd, m, n, eps, rows.stride(0), rows.stride(1), n)
         with on_device_of(x):
             grid = lambda meta: (triton.cdiv(m, meta["ROWS"]),)  # noqa: E731
             if n <= WIDEST_FORWARD:
@@ -81,20 +104,21 @@ def backward(
         deterministic: sum over rows in one order, in two stages; else by atomic additions.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: the arguments do not fit together.
     """
-    check_norm(x, weight, None)
-    check_floats(dy=dy, x=x, mean=mean, rstd=rstd)
-    if dy.shape != x.shape or dy.dtype != x.dtype:
-        raise ValueError(f"dy: expected {tuple(x.shape)} of {x.dtype}, got {tuple(dy.shape)} of {dy.dtype}")
+    x, weight, _ = check_norm(x, weight, None)
+    dy = readable("dy", dy, FLOATS)
+    check_shape("dy", dy, x.shape, "x")
+    check_dtype("dy", dy, "x", x)
+    has_bias, deterministic = flag("has_bias", has_bias), flag("deterministic", deterministic)
     if has_bias and weight is None:
         raise ValueError("has_bias: a bias goes with a weight, and there is none")
     rows, gradient = near_rows(as_rows(x)), near_rows(as_rows(dy, "dy"))
     m, n = rows.shape
-    for name, vector in (("mean", mean), ("rstd", rstd)):
-        if vector is not None and vector.dtype != torch.float32:
-            raise ValueError(f"{name}: expected float32, got {vector.dtype}")
-        check_vector(name, vector, m)
+    rstd = statistic("rstd", rstd, m)
+    mean = None if mean is None else statistic("mean", mean, m)
+    check_device(dy=dy, x=x, mean=mean, rstd=rstd)
     dx = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     kinds = 0 if weight is None else 1 + has_bias
     if x.numel() == 0:
@@ -127,11 +151,14 @@ def backward(
             parts = min(64, triton.cdiv(m, 32))
             sums = torch.empty((kinds, parts, n), device=x.device, dtype=torch.float32) if kinds else None
             if kinds:
-                grid = lambda meta: (parts, triton.cdiv(n, meta["BLOCK"]))  # noqa: E731
-                column_gradients_kernel[grid](
-                    *(gradient, rows, mean, rstd, sums, m, n, *strides, parts * n, n),
-                    CENTRED=mean is not None, HAS_BIAS=kinds == 2,
-                )  # fmt: skip
+                for first in range(0, n, WIDEST_COLUMNS):
+                    part = slice(first, min(first + WIDEST_COLUMNS, n))
+                    width = part.stop - first
+                    grid = lambda meta, width=width: (parts, triton.cdiv(width, meta["BLOCK"]))  # noqa: E731
+                    column_gradients_kernel[grid](
+                        *(gradient[:, part], rows[:, part], mean, rstd, sums[..., part], m, width),
+                        *(*strides, parts * n, n), CENTRED=mean is not None, HAS_BIAS=kinds == 2,
+                    )  # fmt: skip
         if not kinds:
             return dx, None, None
         totals = torch.empty((kinds, n), device=x.device, dtype=weight.dtype)

@@ -1,4 +1,4 @@
-"""What the kernels over rows share: checks before a launch, and which of their configs suit a row's width.
+"""What the kernels over rows share: how they see a tensor, and which of their configs suit a row's width.
 
 Every kernel here sees a matrix ``[M, N]``: leading dimensions are one, rows are reduced or mapped one by one. A tile
 has ``ROWS`` rows of ``BLOCK_N`` columns; a thread should hold 16 of its elements (several loads of 16 bytes in
@@ -20,75 +20,45 @@ import torch
 import triton
 import triton.language as tl
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+from ._check import FLOATS, MOST, check_shape, readable
+
 ROW_BUCKETS = [64, 1024, 16384]
 """Row counts up to which one winner serves: a few programs, about one for each SM, several, many."""
-
-
-def check_floats(**tensors: torch.Tensor | None) -> None:
-    """Raise unless the tensors are of float32, float16 or bfloat16 and on one device.
-
-    Raises:
-        ValueError: which tensor is not, and what it is.
-    """
-    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    for name, tensor in present.items():
-        if tensor.dtype not in FLOATS:
-            raise ValueError(f"{name}: expected float32, float16 or bfloat16, got {tensor.dtype}")
-    check_device(**present)
-
-
-def check_device(**tensors: torch.Tensor | None) -> None:
-    """Raise unless the tensors are on one device.
-
-    Raises:
-        ValueError: they are not.
-    """
-    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
-    if len(set(devices.values())) > 1:
-        raise ValueError("expected one device, got " + ", ".join(f"{name} on {at}" for name, at in devices.items()))
-
-
-def check_vector(name: str, vector: torch.Tensor | None, size: int) -> None:
-    """Raise unless a vector is contiguous and as long as the rows are wide.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if vector is not None and (vector.dim() != 1 or vector.shape[0] != size or not vector.is_contiguous()):
-        raise ValueError(
-            f"{name}: expected a contiguous vector of {size}, got shape {tuple(vector.shape)}, "
-            f"strides {tuple(vector.stride())}"
-        )
 
 
 def as_rows(x: torch.Tensor, name: str = "x") -> torch.Tensor:
     """Return ``x`` as ``[M, N]``: a view where its strides allow one (always in two dimensions), else a copy.
 
     Raises:
-        ValueError: it has no dimension.
+        ValueError: it has no dimension, or more rows than kernels count.
     """
     if x.dim() == 0:
         raise ValueError(f"{name}: expected at least one dimension, got a tensor without any")
     if x.dim() == 2:
         return x
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    rows = math.prod(x.shape[:-1])
+    if rows > MOST:
+        raise ValueError(f"{name}: expected at most {MOST} rows, got shape {tuple(x.shape)}")
+    return x.reshape(rows, x.shape[-1])
+
+
+def vector(name: str, value: torch.Tensor | None, size: int) -> torch.Tensor | None:
+    """Return a contiguous vector of floats as long as the rows are wide; None for None.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it is another one.
+    """
+    if value is None:
+        return None
+    value = readable(name, value, FLOATS, 1)
+    check_shape(name, value, (size,), "x", contiguous=True)
+    return value
 
 
 def near_rows(rows: torch.Tensor) -> torch.Tensor:
     """Return a matrix, copied where its rows reach further than the 32 bits that their columns are counted in."""
     return rows if abs(rows.stride(1)) * rows.shape[1] < 2**31 else rows.contiguous()
-
-
-def on_device_of(x: torch.Tensor) -> torch.cuda.device_of:
-    """Return a context in which launches go to the GPU that holds ``x``; Triton launches on the current one.
-
-    Raises:
-        ValueError: ``x`` is on the meta device: Triton takes its address, 0, for a pointer like any other.
-    """
-    if x.device.type == "meta":
-        raise ValueError("expected tensors that have memory, got one on the meta device")
-    return torch.cuda.device_of(x)
 
 
 def tiles(
@@ -180,18 +150,3 @@ def unpacked(x, zero):
     elif x.dtype == tl.float16:
         x = (x.to(tl.int16, bitcast=True) ^ zero.to(tl.int16)).to(tl.float16, bitcast=True)
     return x.to(tl.float32)
-
-
-def check_fp8(x: torch.Tensor) -> None:
-    """Raise where the GPU that holds ``x`` has no float8_e4m3fn: before compute capability 8.9.
-
-    Raises:
-        ValueError: it has none.
-    """
-    if x.is_cuda and torch.version.hip is None:
-        found = torch.cuda.get_device_capability(x.device)
-        if tuple(found) < (8, 9):
-            raise ValueError(
-                f"float8_e4m3fn: expected a GPU of compute capability 8.9 or more, {x.device} has "
-                f"{found[0]}.{found[1]}; use int8 there"
-            )

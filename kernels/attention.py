@@ -54,9 +54,10 @@ def attention(
         ``[B, Hq, Sq, D]``, of the dtype and memory order of ``q``.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: shapes, dtypes, devices or strides are others than these.
     """
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v)):
         return _Attention.apply(q, k, v, causal, scale)
     return attention_forward(q, k, v, causal, scale)[0]
 

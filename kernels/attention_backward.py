@@ -15,9 +15,10 @@ import triton.language as tl
 
 import tcache
 
-from ._rows import on_device_of
+from ._check import check_device, check_dtype, check_shape, flag, on_device_of, readable
 from ._sums import rms
 from .attention_forward import (
+    DTYPES,
     SHARED_MEMORY,
     attention_forward_reference,
     check_attention,
@@ -289,20 +290,17 @@ def attention_backward(
         float32, the gradients of a group's query heads summed there too.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: as :func:`attention_forward`, or ``do``, ``o`` or ``lse`` do not fit ``q``.
     """
-    scale = check_attention(q, k, v, scale)
+    q, k, v, scale = check_attention(q, k, v, scale)
+    causal = flag("causal", causal)
+    do, o, lse = readable("do", do, DTYPES, 4), readable("o", o, DTYPES, 4), readable("lse", lse, (torch.float32,), 3)
     for name, tensor in (("do", do), ("o", o)):
-        if tensor.shape != q.shape or tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(
-                f"expected {name} like q, {tuple(q.shape)} {q.dtype} on {q.device}, "
-                f"got {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
-            )
-    if lse.shape != q.shape[:3] or lse.dtype != torch.float32 or lse.device != q.device or not lse.is_contiguous():
-        raise ValueError(
-            f"expected lse {tuple(q.shape[:3])}, contiguous, float32 on {q.device}, "
-            f"got {tuple(lse.shape)} {lse.dtype} on {lse.device}"
-        )
+        check_shape(name, tensor, q.shape, "q")
+        check_dtype(name, tensor, "q", q)
+    check_shape("lse", lse, q.shape[:3], "q", contiguous=True)
+    check_device(q=q, do=do, o=o, lse=lse)
     dq, dk, dv = like(q), like(k), like(v)
     if q.numel() == 0 or k.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
@@ -310,7 +308,7 @@ def attention_backward(
     batch, heads, q_len, dim = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
     delta = torch.empty_like(lse)
-    shape = {"HEAD_DIM": dim, "CAUSAL": bool(causal), "GROUP": heads // kv_heads}
+    shape = {"HEAD_DIM": dim, "CAUSAL": causal, "GROUP": heads // kv_heads}
     inputs = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
 
     def queries(meta: dict[str, int]) -> tuple[int]:
@@ -336,7 +334,7 @@ def attention_backward(
 
 def attention_backward_reference(do, q, k, v, o, lse, causal=True, scale=None):
     """Return what :func:`attention_backward` computes, in torch, from q, k, v and do alone: o and lse are not read."""
-    scale = check_attention(q, k, v, scale)
+    q, k, v, scale = check_attention(q, k, v, scale)
     wide_q, wide_k, wide_v = widen(q, k, v)
     dq, dk, dv = (torch.zeros_like(x) for x in (wide_q, wide_k, wide_v))
     for first, last in row_chunks(q, k):
@@ -395,7 +393,7 @@ def attention_backward_tolerance(do, q, k, v, o, lse, causal=True, scale=None):
     ``rms(do) max(1, scale sqrt(D) rms(v) rms(q or k))``, of a row with few keys, is off by some steps (bfloat16: 2**-7;
     float32 is not cut), one that Hq / Hkv heads add up to by sqrt of that more.
     """
-    scale = check_attention(q, k, v, scale)
+    q, k, v, scale = check_attention(q, k, v, scale)
     step = {torch.bfloat16: 2e-2, torch.float16: 1e-2}.get(q.dtype, 1e-5)
     size = rms(do) * max(1.0, scale * q.shape[3] ** 0.5 * rms(v) * max(rms(q), rms(k)))
     return step, step * (q.shape[1] / max(k.shape[1], 1)) ** 0.5 * max(1.0, size)

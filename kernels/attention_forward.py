@@ -14,7 +14,7 @@ import triton.language as tl
 
 import tcache
 
-from ._rows import on_device_of
+from ._check import MOST, check_device, check_dtype, flag, on_device_of, positive, readable
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -177,34 +177,35 @@ def attention_forward_kernel(
     )
 
 
-def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> float:
-    """Return the scale, its default filled in, after refusing what the kernels cannot take.
+def check_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    """Return q, k and v as they are to be read and the scale, its default filled in, after refusing what cannot be.
 
     Raises:
+        TypeError: see :func:`attention_forward`.
         ValueError: see :func:`attention_forward`.
     """
-    if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+    q, k, v = readable("q", q, DTYPES, 4), readable("k", k, DTYPES, 4), readable("v", v, DTYPES, 4)
+    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(
             "expected q [B, Hq, Sq, D] and k, v [B, Hkv, Skv, D], "
             f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
     heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[3]
     if dim not in HEAD_DIMS:
-        raise ValueError(f"expected a head dimension of {', '.join(map(str, HEAD_DIMS))}, got {dim}")
+        raise ValueError(f"q: expected a head dimension of {', '.join(map(str, HEAD_DIMS))}, got {dim}")
     if heads and (kv_heads == 0 or heads % kv_heads):
-        raise ValueError(f"expected query heads in multiples of key heads, got {heads} and {kv_heads}")
-    if {q.dtype, k.dtype, v.dtype} != {q.dtype} or q.dtype not in DTYPES:
-        raise ValueError(f"expected one of float16, bfloat16, float32 for all, got {q.dtype}, {k.dtype} and {v.dtype}")
-    if {q.device, k.device, v.device} != {q.device}:
-        raise ValueError(f"expected one device, got {q.device}, {k.device} and {v.device}")
+        raise ValueError(f"q: expected heads in multiples of those of k, got {heads} and {kv_heads}")
+    if q.shape[0] * heads > MOST:
+        raise ValueError(f"q: expected at most {MOST} heads of all sequences together, got shape {tuple(q.shape)}")
+    check_dtype("k", k, "q", q)
+    check_dtype("v", v, "q", q)
+    check_device(q=q, k=k, v=v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.numel() and tensor.stride(-1) != 1:
-            raise ValueError(f"expected a contiguous last dimension, got strides {tensor.stride()} of {name}")
-    if scale is None:
-        return dim**-0.5
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"expected a finite scale above 0, got {scale}")
-    return float(scale)
+            raise ValueError(f"{name}: expected a contiguous last dimension, got strides {tensor.stride()}")
+    return q, k, v, positive("scale", scale, dim**-0.5)
 
 
 def like(x: torch.Tensor) -> torch.Tensor:
@@ -238,9 +239,11 @@ def attention_forward(
         ``v`` in between; float32 is multiplied as float32. A query that sees no key gets 0 and -inf.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: shapes, dtypes, devices or strides are others than these.
     """
-    scale = check_attention(q, k, v, scale)
+    q, k, v, scale = check_attention(q, k, v, scale)
+    causal = flag("causal", causal)
     batch, heads, q_len, dim = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
     o = like(q)
@@ -299,7 +302,7 @@ def row_chunks(q, k):
 
 def attention_forward_reference(q, k, v, causal=True, scale=None):
     """Return what :func:`attention_forward` computes, in torch: in float64 for float32, else in float32."""
-    scale = check_attention(q, k, v, scale)
+    q, k, v, scale = check_attention(q, k, v, scale)
     wide_q, wide_k, wide_v = widen(q, k, v)
     outputs, sums = [], []
     for first, last in row_chunks(q, k):

@@ -15,7 +15,7 @@ import triton.language as tl
 
 import tcache
 
-from ._rows import on_device_of
+from ._check import MOST, check_device, check_dtype, check_shape, on_device_of, positive, readable
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -200,13 +200,18 @@ def _splits(slots: int, longest: int) -> int:
     return 1 << (max(min(wanted, most), fewest, 1) - 1).bit_length()
 
 
-def _check(q, k_cache, v_cache, block_table, lengths, scale) -> float:
-    """Return the scale, its default filled in, after refusing what the kernels cannot take.
+def _check(q, k_cache, v_cache, block_table, lengths, scale):
+    """Return all arguments, tensors as they are to be read and the scale's default filled in; refuse what cannot be.
 
     Raises:
+        TypeError: see :func:`decode_attention`.
         ValueError: see :func:`decode_attention`.
     """
-    if q.dim() != 3 or k_cache.dim() != 4 or k_cache.shape != v_cache.shape or q.shape[2] != k_cache.shape[3]:
+    q = readable("q", q, DTYPES, 3)
+    k_cache, v_cache = readable("k_cache", k_cache, DTYPES, 4), readable("v_cache", v_cache, DTYPES, 4)
+    block_table = readable("block_table", block_table, (torch.int32,), 2)
+    lengths = readable("lengths", lengths, (torch.int32,), 1)
+    if k_cache.shape != v_cache.shape or q.shape[2] != k_cache.shape[3]:
         raise ValueError(
             "expected q [B, Hq, D] and k_cache, v_cache [pages, page_size, Hkv, D], "
             f"got {tuple(q.shape)}, {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
@@ -214,31 +219,25 @@ def _check(q, k_cache, v_cache, block_table, lengths, scale) -> float:
     batch, heads, dim = q.shape
     _, page_size, kv_heads, _ = k_cache.shape
     if dim not in HEAD_DIMS or page_size not in PAGE_SIZES:
-        raise ValueError(f"expected D in {HEAD_DIMS} and a page size in {PAGE_SIZES}, got {dim} and {page_size}")
+        raise ValueError(
+            f"expected D of q in {HEAD_DIMS} and a page size of k_cache in {PAGE_SIZES}, got {dim} and {page_size}"
+        )
     if heads and (kv_heads == 0 or heads % kv_heads):
-        raise ValueError(f"expected query heads in multiples of key heads, got {heads} and {kv_heads}")
-    if {q.dtype, k_cache.dtype, v_cache.dtype} != {q.dtype} or q.dtype not in DTYPES:
+        raise ValueError(f"q: expected heads in multiples of those of k_cache, got {heads} and {kv_heads}")
+    check_dtype("k_cache", k_cache, "q", q)
+    check_dtype("v_cache", v_cache, "q", q)
+    check_shape("block_table", block_table, (batch, block_table.shape[1]), "q")
+    check_shape("lengths", lengths, (batch,), "q")
+    if batch * heads > MOST or block_table.shape[1] * page_size > MOST:
         raise ValueError(
-            f"expected one of float16, bfloat16, float32 for all, got {q.dtype}, {k_cache.dtype} and {v_cache.dtype}"
+            f"expected at most {MOST} heads in q and as many keys of a sequence in block_table, "
+            f"got {tuple(q.shape)} and {tuple(block_table.shape)} with pages of {page_size}"
         )
-    if block_table.dim() != 2 or block_table.shape[0] != batch or lengths.shape != (batch,):
-        raise ValueError(
-            f"expected block_table [{batch}, max_pages] and lengths [{batch}], "
-            f"got {tuple(block_table.shape)} and {tuple(lengths.shape)}"
-        )
-    if block_table.dtype != torch.int32 or lengths.dtype != torch.int32:
-        raise ValueError(f"expected int32 indices, got block_table {block_table.dtype} and lengths {lengths.dtype}")
-    devices = {x.device for x in (q, k_cache, v_cache, block_table, lengths)}
-    if len(devices) != 1:
-        raise ValueError(f"expected one device, got {', '.join(sorted(map(str, devices)))}")
+    check_device(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, lengths=lengths)
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("block_table", block_table)):
         if tensor.numel() and tensor.stride(-1) != 1:
-            raise ValueError(f"expected a contiguous last dimension, got strides {tensor.stride()} of {name}")
-    if scale is None:
-        return dim**-0.5
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"expected a finite scale above 0, got {scale}")
-    return float(scale)
+            raise ValueError(f"{name}: expected a contiguous last dimension, got strides {tensor.stride()}")
+    return q, k_cache, v_cache, block_table, lengths, positive("scale", scale, dim**-0.5)
 
 
 def decode_attention(
@@ -265,9 +264,10 @@ def decode_attention(
         weights rounded to the dtype of ``v_cache`` in between.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: shapes, dtypes, devices or strides are others than these.
     """
-    scale = _check(q, k_cache, v_cache, block_table, lengths, scale)
+    q, k_cache, v_cache, block_table, lengths, scale = _check(q, k_cache, v_cache, block_table, lengths, scale)
     batch, heads, dim = q.shape
     pages, page_size, kv_heads, _ = k_cache.shape
     o = torch.empty((batch, heads, dim), device=q.device, dtype=q.dtype)
@@ -281,6 +281,8 @@ def decode_attention(
     whole = splits == 1
     parts = o if whole else torch.empty((batch, heads, splits, dim), device=q.device, dtype=torch.float32)
     lse = o if whole else torch.empty((batch, heads, splits), device=q.device, dtype=torch.float32)
+    # the numbers of tokens, which it counts in 32 bits, times one stride
+    flat = k_cache.stride() == v_cache.stride() and k_cache.stride(0) == page_size * k_cache.stride(1)
     with on_device_of(q):
         decode_attention_kernel[(slots * splits,)](
             *(q, k_cache, v_cache, block_table, lengths, o, parts, lse, scale, slots, splits, kv_heads, pages, width),
@@ -290,7 +292,7 @@ def decode_attention(
             GROUP=group,
             ROWS=max(16, triton.next_power_of_2(group)),
             PAGE_SIZE=page_size,
-            FLAT=k_cache.stride() == v_cache.stride() and k_cache.stride(0) == page_size * k_cache.stride(1),
+            FLAT=flat and pages * page_size <= MOST,
             WHOLE=whole,
         )
         if not whole:
@@ -309,7 +311,7 @@ def _gathered(cache, block_table, width, heads):
 
 def decode_attention_reference(q, k_cache, v_cache, block_table, lengths, scale=None):
     """Return what :func:`decode_attention` computes, in torch: in float64 for float32, else in float32."""
-    scale = _check(q, k_cache, v_cache, block_table, lengths, scale)
+    q, k_cache, v_cache, block_table, lengths, scale = _check(q, k_cache, v_cache, block_table, lengths, scale)
     wide = torch.float64 if q.dtype == torch.float32 else torch.float32
     width = block_table.shape[1] * k_cache.shape[1]
     o = torch.zeros(q.shape, device=q.device, dtype=q.dtype)
@@ -321,7 +323,9 @@ def decode_attention_reference(q, k_cache, v_cache, block_table, lengths, scale=
         hidden = torch.arange(width, device=q.device) >= lengths[one, None]
         k, v = (x.masked_fill(hidden[:, None, :, None], 0.0) for x in (k, v))
         scores = ((k @ q[one, :, :, None].to(wide)).squeeze(-1) * scale).masked_fill(hidden[:, None], -math.inf)
-        weights = torch.softmax(scores, -1).masked_fill(hidden[:, None], 0.0)
+        # scores of -inf alone: no weight at all
+        nothing = (scores == -math.inf).all(-1, keepdim=True)
+        weights = torch.softmax(scores, -1).masked_fill(hidden[:, None] | nothing, 0.0)
         o[one] = (weights[:, :, None] @ v).squeeze(2).to(q.dtype)
     return o
 
@@ -345,10 +349,11 @@ def decode_attention_flops(q, k_cache, v_cache, block_table, lengths, scale=None
 def decode_attention_bytes(q, k_cache, v_cache, block_table, lengths, scale=None) -> int:
     """Return the bytes of keys, values and table of sequences as long as the table has room for, of q and the output.
 
-    The lengths are on the GPU and not read here; :func:`decode_attention_inputs` makes them that long.
+    A page that several sequences share counts once: as many as the table names, at most those there are. The lengths are on the GPU and not read here; :func:`decode_attention_inputs` makes them that long.
     """
     token = 2 * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
-    return block_table.numel() * (k_cache.shape[1] * token + 4) + lengths.numel() * 4 + 2 * q.numel() * q.element_size()
+    keys = min(block_table.numel(), k_cache.shape[0]) * k_cache.shape[1] * token
+    return keys + (block_table.numel() + lengths.numel()) * 4 + 2 * q.numel() * q.element_size()
 
 
 def decode_attention_inputs(q, k_cache, v_cache, block_table, lengths, scale=None) -> None:

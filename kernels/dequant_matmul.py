@@ -13,8 +13,8 @@ import triton.language as tl
 
 import tcache
 
+from ._check import check_device, check_fp8, check_shape, on_device_of, readable
 from ._matrices import near
-from ._rows import check_device, check_fp8, on_device_of
 from ._sums import rms, tolerance_of_sums
 from .matmul_decode import launch_decode
 
@@ -101,20 +101,18 @@ def dequant_matmul(a: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> tor
         ``[M, N]``, contiguous, of the dtype of ``a``; products are accumulated in float32.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: dtypes, devices or shapes do not fit, or the GPU has no float8_e4m3fn.
     """
-    if a.dim() != 2 or w.dim() != 2 or a.shape[1] != w.shape[0]:
-        raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(w.shape)}")
-    if a.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"a: expected bfloat16 or float16, got {a.dtype}")
-    if w.dtype not in WEIGHTS:
-        raise ValueError(f"w: expected int8 or float8_e4m3fn, got {w.dtype}")
+    a, w = readable("a", a, (torch.bfloat16, torch.float16), 2), readable("w", w, WEIGHTS, 2)
+    scale = readable("scale", scale, (torch.float32,), 1)
+    if a.shape[1] != w.shape[0]:
+        raise ValueError(f"expected a [M, K] and w [K, N], got {tuple(a.shape)} and {tuple(w.shape)}")
     (m, k), n = a.shape, w.shape[1]
-    if scale.shape != (n,) or scale.dtype != torch.float32 or not scale.is_contiguous():
-        raise ValueError(f"scale: expected contiguous float32 [{n}], got {scale.dtype} {list(scale.shape)}")
+    check_shape("scale", scale, (n,), "w", contiguous=True)
     check_device(a=a, w=w, scale=scale)
     if w.dtype == torch.float8_e4m3fn:
-        check_fp8(w)
+        check_fp8("w", w)
     c = torch.empty((m, n), device=a.device, dtype=a.dtype)
     if m == 0 or n == 0:
         return c

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
 import tcache
 
-from ._rows import ROW_BUCKETS, as_rows, check_floats, check_vector, on_device_of
+from ._check import FLOATS, check_device, number, on_device_of, readable, writable
+from ._rows import ROW_BUCKETS, as_rows, vector
 
 _CONFIGS = [
     triton.Config({"ROWS": rows, "BLOCK": block}, num_warps=warps, num_stages=1)
@@ -95,9 +98,11 @@ def affine_relu(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tenso
         A contiguous tensor of the shape and dtype of ``x``; the arithmetic is in float32. NaN stays NaN.
 
     Raises:
+        TypeError: ``x`` is no tensor, or ``a`` or ``b`` neither a number nor a tensor.
         ValueError: a dtype is another one, devices differ, a vector is not as long as the rows.
     """
-    _check(x, a, b)
+    x = readable("x", x, FLOATS, most=math.inf)
+    a, b = _factors(x, a, b)
     y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     if x.numel() == 0:
         return y
@@ -105,7 +110,7 @@ def affine_relu(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tenso
     m, n = rows.shape
     with on_device_of(x):
         affine_relu_kernel[_grid(m, n)](
-            rows, y, _number(a), _number(b), m, n, rows.stride(0), rows.stride(1), n,
+            rows, y, a, b, m, n, rows.stride(0), rows.stride(1), n,
             A_VECTOR=isinstance(a, torch.Tensor), B_VECTOR=isinstance(b, torch.Tensor),
         )  # fmt: skip
     return y
@@ -120,9 +125,11 @@ def affine_relu_(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tens
         a, b: as for :func:`affine_relu`, and not parts of ``x``.
 
     Raises:
+        TypeError: as for :func:`affine_relu`.
         ValueError: as for :func:`affine_relu`; also when ``x`` cannot be written in place.
     """
-    _check(x, a, b)
+    x = writable("x", x, FLOATS, most=math.inf)
+    a, b = _factors(x, a, b)
     if x.numel() == 0:
         return x
     if _shares(x):
@@ -138,7 +145,7 @@ def affine_relu_(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tens
     m, n = rows.shape
     with on_device_of(x):
         affine_relu_inplace_kernel[_grid(m, n)](
-            rows, _number(a), _number(b), m, n, rows.stride(0), rows.stride(1),
+            rows, a, b, m, n, rows.stride(0), rows.stride(1),
             A_VECTOR=isinstance(a, torch.Tensor), B_VECTOR=isinstance(b, torch.Tensor),
         )  # fmt: skip
     if not x.is_inference():
@@ -171,23 +178,26 @@ def _meet(x: torch.Tensor, vector: torch.Tensor) -> bool:
     return start < other_end and other_start < end
 
 
-def _check(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tensor) -> None:
-    vectors = {name: value for name, value in (("a", a), ("b", b)) if isinstance(value, torch.Tensor)}
+def _factors(
+    x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tensor
+) -> tuple[float | torch.Tensor, float | torch.Tensor]:
+    """Return ``a`` and ``b``, vectors as they are to be read, numbers as floats, after refusing what does not fit."""
     if x.dim() == 0:
         raise ValueError("x: expected at least one dimension, got a tensor without any")
-    check_floats(x=x, **vectors)
-    for name, vector in vectors.items():
-        check_vector(name, vector, x.shape[-1])
+    found = []
+    for name, value in (("a", a), ("b", b)):
+        if isinstance(value, torch.Tensor):
+            found.append(vector(name, value, x.shape[-1]))
+            check_device(x=x, **{name: value})
+        else:
+            found.append(number(name, value))
+    return found[0], found[1]
 
 
 def _flat(x: torch.Tensor, a: float | torch.Tensor, b: float | torch.Tensor) -> torch.Tensor:
     """Return ``x`` as rows; as one row where nothing depends on the column, which leaves no ragged edges."""
     plain = not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor)
     return x.view(1, -1) if plain and x.is_contiguous() else as_rows(x)
-
-
-def _number(value: float | torch.Tensor) -> float | torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else float(value)
 
 
 def _grid(m: int, n: int):

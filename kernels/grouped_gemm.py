@@ -13,8 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 
+from ._check import FLOATS, check_device, check_dtype, check_shape, flag, on_device_of, readable
 from ._matrices import near
-from ._rows import on_device_of
 from ._sums import rms, tolerance_of_sums
 
 _POINTER_CONFIGS = [
@@ -176,20 +176,18 @@ def grouped_gemm_tma_kernel(
         tl.store(y_tile, accumulator.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def _check(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> None:
-    if x.dim() != 2 or w.dim() != 3 or x.shape[1] != w.shape[1] or tuple(offsets.shape) != (w.shape[0] + 1,):
-        raise ValueError(
-            "expected x [T, K], w [E, K, N] and offsets [E + 1], "
-            f"got {tuple(x.shape)}, {tuple(w.shape)} and {tuple(offsets.shape)}"
-        )
-    if x.dtype != w.dtype or not x.is_floating_point() or x.dtype == torch.float64:
-        raise ValueError(f"expected one floating dtype of at most 32 bits, got x {x.dtype} and w {w.dtype}")
-    if offsets.dtype not in (torch.int32, torch.int64) or not offsets.is_contiguous():
-        raise ValueError(f"expected contiguous offsets of int32 or int64, got {offsets.dtype}")
-    if x.device != w.device or x.device != offsets.device:
-        raise ValueError(f"expected one device, got x on {x.device}, w on {w.device}, offsets on {offsets.device}")
+def _check(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the tensors as they are to be read, after refusing what the kernels cannot take."""
+    x, w = readable("x", x, FLOATS, 2), readable("w", w, FLOATS, 3)
+    offsets = readable("offsets", offsets, (torch.int32, torch.int64), 1)
+    if x.shape[1] != w.shape[1]:
+        raise ValueError(f"expected x [T, K] and w [E, K, N], got {tuple(x.shape)} and {tuple(w.shape)}")
+    check_shape("offsets", offsets, (w.shape[0] + 1,), "w", contiguous=True)
+    check_dtype("w", w, "x", x)
+    check_device(x=x, w=w, offsets=offsets)
     if w.shape[0] > 1024:
-        raise ValueError(f"expected at most 1024 experts, got {w.shape[0]}")
+        raise ValueError(f"w: expected at most 1024 experts, got {w.shape[0]}")
+    return x, w, offsets
 
 
 def _obstacle(x: torch.Tensor, w: torch.Tensor) -> str | None:
@@ -220,7 +218,7 @@ def grouped_gemm(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tma: b
     """Return, for every expert ``e``, ``x[offsets[e]:offsets[e + 1]] @ w[e]``.
 
     Args:
-        x: ``[T, K]``: tokens sorted by expert, any strides.
+        x: ``[T, K]``, float32, float16 or bfloat16: tokens sorted by expert, any strides.
         w: ``[E, K, N]``: a weight for each of at most 1024 experts, any strides; weights stored ``[E, N, K]`` are
             given as ``w.transpose(1, 2)``. Of the dtype of ``x``.
         offsets: ``[E + 1]``, int32 or int64, ascending from 0 to T: where the rows of each expert begin. Read on the
@@ -233,10 +231,12 @@ def grouped_gemm(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tma: b
         multiplied in TF32). Rows that belong to no expert are not written.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: shapes do not match, dtypes or devices differ, dtypes are none of those above, or ``tma`` is true
             and cannot be.
     """
-    _check(x, w, offsets)
+    x, w, offsets = _check(x, w, offsets)
+    tma = None if tma is None else flag("tma", tma)
     (t, k), (e, _, n) = x.shape, w.shape
     y = torch.empty((t, n), device=x.device, dtype=x.dtype)
     if y.numel() == 0 or e == 0:
@@ -245,7 +245,7 @@ def grouped_gemm(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tma: b
         return y.zero_()
     why = "tma=False" if tma is False else _obstacle(x, w)
     if tma and why is not None:
-        raise ValueError(f"expected tensors that TMA can read: {why}")
+        raise ValueError(f"tma: expected tensors that TMA can read: {why}")
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
     experts = triton.next_power_of_2(e)
 

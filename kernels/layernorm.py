@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from ._check import flag
 from ._norm_launches import backward, backward_bytes, forward, wants_gradient
+from ._rows import as_rows
 
 
 def layernorm(
@@ -29,8 +31,10 @@ def layernorm(
         A contiguous tensor of the shape and dtype of ``x``; the arithmetic is in float32.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit.
     """
+    deterministic = flag("deterministic", deterministic)
     if not wants_gradient(x, weight, bias):  # autograd costs as much as a small launch
         return layernorm_forward(x, weight, bias, eps)[0]
     return _LayerNorm.apply(x, weight, bias, eps, deterministic)
@@ -66,8 +70,11 @@ def layernorm_backward(
             bits change from run to run. Rows of more than 8192 columns always take two stages.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit.
     """
+    if mean is None:  # which means rmsnorm to what they share
+        raise TypeError("mean: expected a tensor, got None")
     return backward(dy, x, weight, mean, rstd, has_bias=has_bias, deterministic=deterministic)
 
 
@@ -112,15 +119,14 @@ def layernorm_bytes(x, weight=None, bias=None, eps=1e-5, deterministic=True):
 
 def layernorm_backward_inputs(dy, x, weight, mean, rstd, has_bias=True, deterministic=True) -> None:
     """Fill in the statistics that belong to ``x``."""
-    rows = x.reshape(-1, x.shape[-1]).float()
+    rows = as_rows(x).float()
     mean.copy_(rows.mean(-1))
     rstd.copy_(torch.rsqrt(rows.var(-1, unbiased=False) + 1e-5))
 
 
 def layernorm_backward_reference(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):
     """Return what :func:`layernorm_backward` computes, by its formula, in torch, in float64, rounded once."""
-    width = x.shape[-1]
-    g, rows = dy.double().reshape(-1, width), x.double().reshape(-1, width)
+    g, rows = as_rows(dy.double()), as_rows(x.double())
     xhat = (rows - mean.double()[:, None]) * rstd.double()[:, None]
     inner = g if weight is None else g * weight.double()
     along = (inner * xhat).mean(-1, keepdim=True)
@@ -131,7 +137,7 @@ def layernorm_backward_reference(dy, x, weight, mean, rstd, has_bias=True, deter
 
 def layernorm_backward_torch(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):
     """Return what torch's autograd would call: one fused operation."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = as_rows(x)
     bias = torch.empty_like(weight) if has_bias and weight is not None else None
     wanted = [True, weight is not None, bias is not None]
     found = torch.ops.aten.native_layer_norm_backward(

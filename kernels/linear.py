@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ._check import FLOATS, check_device, check_dtype, check_shape, readable
+from ._matrices import DTYPES
+from ._rows import as_rows
 from ._sums import rms, tolerance_of_sums
 from .matmul_decode import MOST_ROWS, matmul_decode
 from .matmul_persistent import matmul_persistent
@@ -13,7 +16,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """Return ``x @ weight.T + bias``, without a gradient for any of them.
 
     Args:
-        x: ``[..., K]``; up to 128 rows are bound by reading the weight, more by multiplying.
+        x: ``[..., K]``, float32, float16, bfloat16, or without a bias float8_e4m3fn or float8_e5m2; up to 128 rows are bound by reading the weight, more by multiplying.
         weight: ``[N, K]``, as ``torch.nn.Linear`` keeps it, of the dtype of ``x``.
         bias: ``[N]``, added to the rounded product; None for none.
 
@@ -21,18 +24,20 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         ``[..., N]``, contiguous, of the dtype of ``x``.
 
     Raises:
-        ValueError: shapes do not match, dtypes or devices differ, or the dtype is not a floating one.
+        TypeError: an argument is no tensor.
+        ValueError: shapes do not match, dtypes or devices differ, or the dtype is none of these.
     """
-    if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"expected [..., K] and [N, K], got {tuple(x.shape)} and {tuple(weight.shape)}")
-    if bias is not None and (
-        tuple(bias.shape) != (weight.shape[0],) or bias.dtype != x.dtype or bias.device != x.device
-    ):
-        raise ValueError(
-            f"expected a bias [{weight.shape[0]}] of {x.dtype} on {x.device}, "
-            f"got {tuple(bias.shape)} of {bias.dtype} on {bias.device}"
-        )
-    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    x, weight = readable("x", x, DTYPES), readable("weight", weight, DTYPES, 2)
+    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"expected x [..., K] and weight [N, K], got {tuple(x.shape)} and {tuple(weight.shape)}")
+    check_dtype("weight", weight, "x", x)
+    check_device(x=x, weight=weight)
+    if bias is not None:
+        bias = readable("bias", bias, FLOATS, 1)  # what torch adds up: no float8
+        check_shape("bias", bias, (weight.shape[0],), "weight")
+        check_dtype("bias", bias, "x", x)
+        check_device(x=x, bias=bias)
+    rows = as_rows(x)
     y = (matmul_decode if rows.shape[0] <= MOST_ROWS else matmul_persistent)(rows, weight.t())
     if bias is not None:
         y += bias.detach()  # a gradient of the bias alone would look like one of everything

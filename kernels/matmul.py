@@ -8,8 +8,8 @@ import triton.language as tl
 
 import tcache
 
-from ._matrices import DTYPES, near
-from ._rows import on_device_of
+from ._check import on_device_of
+from ._matrices import near, operands
 from ._sums import rms, tolerance_of_sums
 
 _TILES = [
@@ -86,7 +86,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return ``a @ b``.
 
     Args:
-        a: ``[M, K]``, any strides (copied where its columns are more than 2 million elements apart).
+        a: ``[M, K]``, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2, any strides (copied where its columns are more than 2 million elements apart).
         b: ``[K, N]``, any strides (the same for its rows), of the dtype of ``a``.
 
     Returns:
@@ -94,15 +94,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         multiplied in TF32).
 
     Raises:
-        ValueError: shapes do not match, dtypes or devices differ, or the dtype is none that tensor cores multiply.
+        TypeError: an argument is no tensor.
+        ValueError: shapes do not match, dtypes or devices differ, or the dtype is none of these.
     """
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != b.dtype or a.device != b.device or a.dtype not in DTYPES:
-        raise ValueError(
-            "expected one floating dtype of at most 32 bits and one device, "
-            f"got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
-        )
+    a, b = operands(a, b)
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), device=a.device, dtype=a.dtype)
     if m == 0 or n == 0:

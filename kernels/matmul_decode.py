@@ -19,8 +19,8 @@ import triton.language as tl
 
 import tcache
 
-from ._matrices import DTYPES, near
-from ._rows import on_device_of
+from ._check import on_device_of
+from ._matrices import near, operands
 from ._sums import rms, tolerance_of_sums
 
 MOST_ROWS = 128
@@ -234,17 +234,28 @@ def matmul_decode_kernel(
 
 
 _arrived: dict[tuple[int | None, int], torch.Tensor] = {}
+_PER_THREAD = 2
+"""The handle ``cudaStreamPerThread`` (CUDA runtime API, "Stream synchronization behavior"): every thread's own stream."""
 
 
 def _counters(device: torch.device, count: int) -> torch.Tensor:
     """Return zeros for a launch to count with; it leaves zeros behind.
 
     Launches on one stream run one after another and share theirs. A CUDA graph has its own, cleared by the graph:
-    it may run beside others that were captured on the same stream.
+    it may run beside others that were captured on the same stream. So has each launch on ``cudaStreamPerThread``, one
+    handle for the streams of all threads.
+
+    CUDA may give a destroyed stream's handle to a new one. The counters are as good for that: they are zeros once the
+    old stream's launches are done, and a stream's resources, its handle among them, are released when its work is done
+    (``cudaStreamDestroy``); torch's own streams are never destroyed. Nothing but zeros is left by a launch that failed
+    either: one that was refused did not run, and one that a fault stopped half-way took the CUDA context with it, after
+    which no launch of the process runs.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return torch.zeros(count, device=device, dtype=torch.int32)
     key = device.index, torch.cuda.current_stream(device).cuda_stream
+    if key[1] == _PER_THREAD:
+        return torch.zeros(count, device=device, dtype=torch.int32)
     kept = _arrived.get(key)
     if kept is None or kept.numel() < count:
         kept = torch.zeros(max(count, 8192), device=device, dtype=torch.int32)
@@ -281,7 +292,7 @@ def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return ``a @ b`` for at most 128 rows of ``a``.
 
     Args:
-        a: ``[M, K]``, M at most 128, any strides.
+        a: ``[M, K]``, M at most 128, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2, any strides.
         b: ``[K, N]``, any strides, of the dtype of ``a``; fastest where one of them is 1, as in a weight stored
             ``[N, K]`` and transposed.
 
@@ -290,19 +301,14 @@ def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         multiplied in TF32). The same inputs give the same bits.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: shapes do not match, ``a`` has more than 128 rows, dtypes or devices differ, or the dtype is none
-            that tensor cores multiply.
+            of these.
     """
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != b.dtype or a.device != b.device or a.dtype not in DTYPES:
-        raise ValueError(
-            "expected one floating dtype of at most 32 bits and one device, "
-            f"got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
-        )
+    a, b = operands(a, b)
     (m, k), n = a.shape, b.shape[1]
     if m > MOST_ROWS:
-        raise ValueError(f"expected at most {MOST_ROWS} rows, got {m}: use matmul or matmul_persistent")
+        raise ValueError(f"a: expected at most {MOST_ROWS} rows, got {m}: use matmul or matmul_persistent")
     c = torch.empty((m, n), device=a.device, dtype=a.dtype)
     if m == 0 or n == 0:
         return c

@@ -13,8 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 
-from ._matrices import DTYPES, near
-from ._rows import on_device_of
+from ._check import flag, on_device_of
+from ._matrices import near, operands
 from ._sums import rms, tolerance_of_sums
 
 _TMA_TILES = [
@@ -193,7 +193,7 @@ def matmul_persistent(a: torch.Tensor, b: torch.Tensor, tma: bool | None = None)
     """Return ``a @ b``.
 
     Args:
-        a: ``[M, K]``, any strides.
+        a: ``[M, K]``, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2, any strides.
         b: ``[K, N]``, any strides, of the dtype of ``a``; the transpose of a stored ``[N, K]`` weight is as good.
         tma: whether tiles are read through the tensor memory accelerator; None where it can be: from compute
             capability 9.0 on, two-byte elements, one dimension contiguous, addresses and rows aligned to 16 bytes.
@@ -203,16 +203,12 @@ def matmul_persistent(a: torch.Tensor, b: torch.Tensor, tma: bool | None = None)
         multiplied in TF32).
 
     Raises:
-        ValueError: shapes do not match, dtypes or devices differ, the dtype is not a floating one, or ``tma`` is true
+        TypeError: an argument is of another kind.
+        ValueError: shapes do not match, dtypes or devices differ, the dtype is none of these, or ``tma`` is true
             and cannot be.
     """
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"expected [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != b.dtype or a.device != b.device or a.dtype not in DTYPES:
-        raise ValueError(
-            "expected one floating dtype of at most 32 bits and one device, "
-            f"got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
-        )
+    a, b = operands(a, b)
+    tma = None if tma is None else flag("tma", tma)
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), device=a.device, dtype=a.dtype)
     if m == 0 or n == 0:
@@ -221,7 +217,7 @@ def matmul_persistent(a: torch.Tensor, b: torch.Tensor, tma: bool | None = None)
         return c.zero_()
     why = "tma=False" if tma is False else _obstacle(a, b)
     if tma and why is not None:
-        raise ValueError(f"expected matrices that TMA can read: {why}")
+        raise ValueError(f"tma: expected matrices that TMA can read: {why}")
     programs = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 2
 
     def grid(meta: dict[str, int]) -> tuple[int]:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 import tcache
 
-from ._rows import on_device_of
+from ._check import FLOATS, MOST, check_device, check_shape, flag, integer, on_device_of, readable, shown
 
 _ROUTE_CONFIGS = [
     triton.Config({"BLOCK_T": rows}, num_warps=warps)
@@ -77,40 +77,39 @@ def route(
     """Return the weights and the numbers of the ``k`` experts with the largest scores, for every token.
 
     Args:
-        logits: ``[T, E]``, what the router says, any strides; at most 1024 experts.
+        logits: ``[T, E]``, float32, float16 or bfloat16: what the router says, any strides; at most 1024 experts.
         k: experts for a token, at most 32.
         scoring: ``softmax`` over all experts (Mixtral, DeepSeek-V2) or ``sigmoid`` of each (DeepSeek-V3).
         renormalise: whether the weights of a token are divided by their sum.
-        bias: ``[E]``, added to the scores for choosing only, as DeepSeek-V3 balances experts; None for none.
+        bias: contiguous ``[E]`` of any of these dtypes, added to the scores for choosing only, as DeepSeek-V3 balances experts; None for none.
 
     Returns:
         ``[T, k]`` float32 weights and ``[T, k]`` int32 experts, in falling order of the score; of equal scores the
         expert of the lower number comes first. Experts of a token differ and exist even where logits are NaN.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: shapes, dtypes or devices are not those, ``k`` is not in 1..min(E, 32), or ``scoring`` is unknown.
     """
-    if logits.dim() != 2 or not logits.is_floating_point() or logits.dtype == torch.float64 or logits.shape[1] > 1024:
-        raise ValueError(f"expected floating logits [T, E], E <= 1024, got {tuple(logits.shape)} of {logits.dtype}")
+    logits = readable("logits", logits, FLOATS, 2)
     t, e = logits.shape
-    if not 1 <= k <= min(e, 32):
-        raise ValueError(f"expected k in 1..{min(e, 32)}, got {k}")
-    if scoring not in ("softmax", "sigmoid"):
-        raise ValueError(f"expected softmax or sigmoid, got {scoring!r}")
-    if bias is not None and (
-        tuple(bias.shape) != (e,) or bias.device != logits.device or not bias.is_contiguous()
-        or not bias.is_floating_point()
-    ):  # fmt: skip
-        raise ValueError(
-            f"expected a contiguous bias [{e}] on {logits.device}, got {tuple(bias.shape)} on {bias.device}"
-        )
+    if e > 1024:
+        raise ValueError(f"logits: expected at most 1024 experts, got {e}")
+    k = integer("k", k, 1, min(e, 32))
+    if not isinstance(scoring, str) or scoring not in ("softmax", "sigmoid"):
+        raise ValueError(f"scoring: expected softmax or sigmoid, got {shown(scoring)}")
+    renormalise = flag("renormalise", renormalise)
+    if bias is not None:
+        bias = readable("bias", bias, FLOATS, 1)
+        check_shape("bias", bias, (e,), "logits", contiguous=True)
+        check_device(logits=logits, bias=bias)
     weights = torch.empty((t, k), device=logits.device, dtype=torch.float32)
     experts = torch.empty((t, k), device=logits.device, dtype=torch.int32)
     if t:
         with on_device_of(logits):
             route_kernel[lambda meta: (triton.cdiv(t, meta["BLOCK_T"]),)](
                 logits, logits if bias is None else bias, weights, experts, t, e, logits.stride(0), logits.stride(1),
-                k, scoring == "sigmoid", bool(renormalise), bias is not None,
+                k, scoring == "sigmoid", renormalise, bias is not None,
                 triton.next_power_of_2(e), triton.next_power_of_2(k),
             )  # fmt: skip
     return weights, experts
@@ -210,7 +209,7 @@ def align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor
 
     Args:
         experts: ``[T, k]`` int32, contiguous: the experts of every token; a number that is none of ``0..count - 1``
-            (an expert of another GPU, say) leaves the pair out. T * k below 2**31.
+            (an expert of another GPU, say) leaves the pair out. T * k at most 2**31 - 2**24.
         count: how many experts there are, at most 1024.
 
     Returns:
@@ -219,15 +218,15 @@ def align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor
         out. All int32.
 
     Raises:
+        TypeError: ``experts`` is no tensor, or ``count`` no integer.
         ValueError: shape, dtype or layout is another, or ``count`` is not in 1..1024.
     """
-    if experts.dim() != 2 or experts.dtype != torch.int32 or not experts.is_contiguous():
-        raise ValueError(f"expected contiguous int32 experts [T, k], got {tuple(experts.shape)} of {experts.dtype}")
-    if not 1 <= count <= 1024:
-        raise ValueError(f"expected 1..1024 experts, got {count}")
+    experts = readable("experts", experts, (torch.int32,), 2)
+    check_shape("experts", experts, experts.shape, contiguous=True)
+    count = integer("count", count, 1, 1024)
     pairs, device = experts.numel(), experts.device
-    if pairs >= 2**31:
-        raise ValueError(f"expected fewer than 2**31 pairs, got {pairs}")
+    if pairs > MOST:
+        raise ValueError(f"experts: expected at most {MOST} pairs, got {pairs}")
     order = torch.empty((pairs,), device=device, dtype=torch.int32)
     position = torch.empty(experts.shape, device=device, dtype=torch.int32)
     if not pairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ._check import FLOATS, check_device, check_dtype, check_shape, readable
 from ._sums import rms
 from .grouped_gemm import grouped_gemm
 from .moe import align, route, route_reference
@@ -14,28 +15,29 @@ def moe_mlp(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: 
     """Return the sum over a token's top ``k`` experts of ``weight * (silu(x @ gate) * (x @ up)) @ down``.
 
     Args:
-        x: ``[T, H]`` tokens.
-        logits: ``[T, E]``: what the router says; weights are the softmax's, renormalised over the chosen.
+        x: ``[T, H]`` tokens, float32, float16 or bfloat16.
+        logits: ``[T, E]`` of any of these dtypes: what the router says; weights are the softmax's, renormalised over the chosen.
         gate_up: ``[E, 2 F, H]``: both projections of every expert, the gate first, as checkpoints store them.
-        down: ``[E, H, F]``.
+            Of the dtype of ``x``.
+        down: ``[E, H, F]``, of the dtype of ``x``.
         k: experts for a token.
 
     Returns:
         ``[T, H]`` of the dtype of ``x``. Nothing waits for the host, so it can be captured in a CUDA graph.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: shapes, dtypes or devices do not fit together.
     """
-    e = logits.shape[-1]
-    if gate_up.dim() != 3 or down.dim() != 3 or tuple(down.shape) != (e, x.shape[-1], gate_up.shape[1] // 2):
-        raise ValueError(
-            f"expected gate_up [{e}, 2 F, {x.shape[-1]}] and down [{e}, {x.shape[-1]}, F], "
-            f"got {tuple(gate_up.shape)} and {tuple(down.shape)}"
-        )
-    if logits.shape[0] != x.shape[0] or logits.device != x.device:
-        raise ValueError(
-            f"expected logits for {x.shape[0]} tokens on {x.device}, got {tuple(logits.shape)} on {logits.device}"
-        )
+    x, logits = readable("x", x, FLOATS, 2), readable("logits", logits, FLOATS, 2)
+    gate_up, down = readable("gate_up", gate_up, FLOATS, 3), readable("down", down, FLOATS, 3)
+    (t, h), e, f = x.shape, logits.shape[1], gate_up.shape[1] // 2
+    check_shape("logits", logits, (t, e), "x")
+    check_shape("gate_up", gate_up, (e, 2 * f, h), "x and logits")
+    check_shape("down", down, (e, h, f), "x, logits and gate_up")
+    check_dtype("gate_up", gate_up, "x", x)
+    check_dtype("down", down, "x", x)
+    check_device(x=x, logits=logits, gate_up=gate_up, down=down)
     weights, experts = route(logits, k)
     offsets, order, position = align(experts, e)
     hidden = silu_gate(grouped_gemm(gather(x, order, k), gate_up.transpose(1, 2), offsets))

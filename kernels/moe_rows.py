@@ -8,7 +8,10 @@ import triton.language as tl
 
 import tcache
 
-from ._rows import on_device_of
+from ._check import FLOATS, MOST, MOST_ACROSS, check_device, check_shape, integer, on_device_of, readable
+
+WIDEST = 256 * MOST_ACROSS
+"""Columns that a row may have: programs take 256 at least, along the second axis of the grid."""
 
 _CONFIGS = [
     triton.Config({"BLOCK": block}, num_warps=warps)
@@ -33,7 +36,7 @@ def gather(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
     """Return the tokens of the pairs in ``order``, a row for each: zeros where there is no pair.
 
     Args:
-        x: ``[T, H]`` floating, any strides.
+        x: ``[T, H]``, float32, float16 or bfloat16, any strides.
         order: ``[T * k]`` contiguous int32: pairs as ``token * k + choice``, as ``align`` returns them; what lies
             outside of 0..T * k - 1 gives a row of zeros.
         k: choices of a token.
@@ -42,14 +45,15 @@ def gather(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
         ``[T * k, H]``, contiguous, of the dtype of ``x``.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: shapes, dtypes, devices or layout are not those.
     """
-    if x.dim() != 2 or k < 1 or tuple(order.shape) != (x.shape[0] * k,) or not x.is_floating_point():
-        raise ValueError(
-            f"expected floating x [T, H] and order [T * {k}], got {tuple(x.shape)} and {tuple(order.shape)}"
-        )
-    if order.dtype != torch.int32 or not order.is_contiguous() or order.device != x.device:
-        raise ValueError(f"expected contiguous int32 order on {x.device}, got {order.dtype} on {order.device}")
+    x, order = readable("x", x, FLOATS, 2), readable("order", order, (torch.int32,), 1)
+    if x.shape[1] > WIDEST:
+        raise ValueError(f"x: expected at most {WIDEST} columns, got shape {tuple(x.shape)}")
+    k = integer("k", k, 1, MOST)
+    check_shape("order", order, (x.shape[0] * k,), "x and k", contiguous=True)
+    check_device(x=x, order=order)
     s, h = order.shape[0], x.shape[1]
     y = torch.empty((s, h), device=x.device, dtype=x.dtype)
     if y.numel():
@@ -102,30 +106,28 @@ def combine(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> t
     """Return, for every token, the sum of its experts' results by weight.
 
     Args:
-        y: ``[S, H]`` floating, contiguous: results, sorted by expert.
+        y: ``[S, H]``, float32, float16 or bfloat16, contiguous: results, sorted by expert.
         position: ``[T, k]`` contiguous int32: the row in ``y`` of each choice, as ``align`` returns them; what lies
             outside of 0..S-1 adds nothing.
-        weights: ``[T, k]`` contiguous, floating.
+        weights: ``[T, k]`` contiguous, of any of these dtypes; k at most 32.
 
     Returns:
         ``[T, H]``, of the dtype of ``y``, added up in float32 in the order of the choices.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: shapes, dtypes, devices or layout are not those.
     """
-    if y.dim() != 2 or position.dim() != 2 or position.shape != weights.shape or position.shape[1] > 32:
-        raise ValueError(
-            "expected y [S, H], position and weights [T, k], k <= 32, "
-            f"got {tuple(y.shape)}, {tuple(position.shape)} and {tuple(weights.shape)}"
-        )
-    if position.dtype != torch.int32 or not y.is_floating_point() or not weights.is_floating_point():
-        raise ValueError(
-            f"expected floating y, int32 position, floating weights, got {y.dtype}, {position.dtype}, {weights.dtype}"
-        )
-    if not (y.is_contiguous() and position.is_contiguous() and weights.is_contiguous()):
-        raise ValueError("expected contiguous tensors")
-    if y.device != position.device or y.device != weights.device:
-        raise ValueError(f"expected one device, got {y.device}, {position.device} and {weights.device}")
+    y, position = readable("y", y, FLOATS, 2), readable("position", position, (torch.int32,), 2)
+    weights = readable("weights", weights, FLOATS, 2)
+    if y.shape[1] > WIDEST:
+        raise ValueError(f"y: expected at most {WIDEST} columns, got shape {tuple(y.shape)}")
+    if position.shape[1] > 32:
+        raise ValueError(f"position: expected at most 32 choices, got shape {tuple(position.shape)}")
+    check_shape("y", y, y.shape, contiguous=True)
+    check_shape("position", position, position.shape, contiguous=True)
+    check_shape("weights", weights, position.shape, "position", contiguous=True)
+    check_device(y=y, position=position, weights=weights)
     (t, k), (s, h) = position.shape, y.shape
     out = torch.empty((t, h), device=y.device, dtype=y.dtype)
     if out.numel():
@@ -151,8 +153,8 @@ def combine_flops(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor
 
 
 def combine_bytes(y: torch.Tensor, position: torch.Tensor, weights: torch.Tensor) -> int:
-    """Return the least bytes to move: one row of ``y`` for each choice, one written for each token, the tables read."""
-    rows = position.numel() + position.shape[0]
+    """Return the least bytes to move: a row of ``y`` for each choice, none twice, one written for each token, the tables."""
+    rows = min(position.numel(), y.shape[0]) + position.shape[0]
     return rows * y.shape[1] * y.element_size() + position.numel() * (4 + weights.element_size())
 
 
@@ -178,16 +180,19 @@ def silu_gate(x: torch.Tensor) -> torch.Tensor:
     """Return ``silu(x[:, :F]) * x[:, F:]``.
 
     Args:
-        x: ``[S, 2 F]`` floating, contiguous: gate and up projections side by side.
+        x: ``[S, 2 F]``, float32, float16 or bfloat16, contiguous: gate and up projections side by side.
 
     Returns:
         ``[S, F]``, of the dtype of ``x``, computed in float32.
 
     Raises:
+        TypeError: ``x`` is no tensor.
         ValueError: shape, dtype or layout is another.
     """
-    if x.dim() != 2 or x.shape[1] % 2 or not x.is_floating_point() or not x.is_contiguous():
-        raise ValueError(f"expected contiguous floating x [S, 2 F], got {tuple(x.shape)} of {x.dtype}")
+    x = readable("x", x, FLOATS, 2)
+    check_shape("x", x, x.shape, contiguous=True)
+    if x.shape[1] % 2 or x.shape[1] > 2 * WIDEST:
+        raise ValueError(f"x: expected [S, 2 F] with F at most {WIDEST}, got shape {tuple(x.shape)}")
     s, f = x.shape[0], x.shape[1] // 2
     y = torch.empty((s, f), device=x.device, dtype=x.dtype)
     if y.numel():

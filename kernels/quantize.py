@@ -18,17 +18,13 @@ import triton.language as tl
 
 import tcache
 
+from ._check import FLOATS, MOST, check_device, check_fp8, check_shape, integer, named, on_device_of, readable
 from ._rows import (
     PRUNE,
     PRUNE_STREAMED,
     ROW_BUCKETS,
     STREAMED,
-    as_rows,
-    check_device,
-    check_floats,
-    check_fp8,
     near_rows,
-    on_device_of,
     tiles,
 )
 
@@ -169,6 +165,7 @@ def quantize_int8(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[t
         ``q`` int8 ``[M, N]``, contiguous, in -127 … 127; and ``scale`` float32 ``[M]``, with ``x ~ q * scale[:, None]``.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit.
     """
     return _quantize(x, scale, None, torch.int8)
@@ -188,9 +185,9 @@ def quantize_fp8(
         ``q`` float8_e4m3fn ``[M, N]``, contiguous; and ``scale`` float32 ``[M]``, or ``[M, cdiv(N, block)]``.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit, or the GPU has no float8_e4m3fn.
     """
-    check_fp8(x)
     return _quantize(x, scale, block, torch.float8_e4m3fn)
 
 
@@ -209,20 +206,24 @@ def dequantize(
         ``[M, N]``, contiguous; the product is in float32.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit, or the GPU has no float8_e4m3fn.
     """
-    if q.dim() != 2 or q.dtype not in LARGEST:
-        raise ValueError(f"q: expected [M, N] of int8 or float8_e4m3fn, got {tuple(q.shape)} of {q.dtype}")
+    q = readable("q", q, tuple(LARGEST), 2)
     if q.dtype == torch.float8_e4m3fn:
-        check_fp8(q)
+        check_fp8("q", q)
+    if dtype not in FLOATS:
+        raise (ValueError if isinstance(dtype, torch.dtype) else TypeError)(
+            f"dtype: expected {named(FLOATS)}, got {dtype}"
+        )
     m, n = q.shape
-    _check_scale(scale, m, n, block)
+    block, shape = _scales(m, n, block)
+    scale = _readable_scale(scale, shape, "q and block")
     check_device(q=q, scale=scale)
     y = torch.empty((m, n), device=q.device, dtype=dtype)
-    check_floats(result=y)
     if q.numel() == 0:
         return y
-    width, parts = _groups(n, block, 1024)
+    width, parts = _groups("q", m, n, block, 1024)
     with on_device_of(q):
         dequantize_kernel[lambda meta: (triton.cdiv(m * parts, meta["ROWS"]),)](
             q, scale, y, m * parts, n, parts, q.stride(0), q.stride(1),
@@ -234,23 +235,26 @@ def dequantize(
 def _quantize(
     x: torch.Tensor, scale: torch.Tensor | None, block: int | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_floats(x=x)
-    if x.dim() != 2:
-        raise ValueError(f"x: expected [M, N], got shape {tuple(x.shape)}")
+    x = readable("x", x, FLOATS, 2)
+    if dtype == torch.float8_e4m3fn:
+        check_fp8("x", x)
     m, n = x.shape
-    _check_scale(scale, m, n, block)
-    check_device(x=x, scale=scale)
-    q = torch.empty((m, n), device=x.device, dtype=dtype)
-    shape = (m,) if block is None else (m, triton.cdiv(n, block))
+    block, shape = _scales(m, n, block)
     static = scale is not None
-    if scale is None:
+    if static:
+        scale = _readable_scale(scale, shape, "x and block")
+        check_device(x=x, scale=scale)
+    else:
         scale = torch.empty(shape, device=x.device, dtype=torch.float32)
+    q = torch.empty((m, n), device=x.device, dtype=dtype)
     if x.numel() == 0:
-        return q, scale
-    rows = near_rows(as_rows(x))
+        return q, scale if static else scale.fill_(SMALLEST / LARGEST[dtype])  # of rows of nothing as of rows of zeros
+    rows = near_rows(x)
     numbers = {"LARGEST": LARGEST[dtype], "SMALLEST": SMALLEST, "INTEGER": dtype == torch.int8}
+    streamed = n > WIDEST_TILE and block is None and not static
+    width, parts = (n, 1) if streamed else _groups("x", m, n, block, 1024 if static else WIDEST_TILE)
     with on_device_of(x):
-        if n > WIDEST_TILE and block is None and not static:
+        if streamed:
             tensors = (rows, q, scale, m, n, rows.stride(0), rows.stride(1), n)
             if n > WIDEST:
                 quantize_looped_kernel[(m,)](*tensors, **numbers)
@@ -258,7 +262,6 @@ def _quantize(
                 grid = lambda meta: (min(m, meta["PROGRAMS"]),)  # noqa: E731
                 quantize_stream_kernel[grid](*tensors, BLOCK_N=triton.next_power_of_2(n), **numbers)
             return q, scale
-        width, parts = _groups(n, block, 1024 if static else WIDEST_TILE)
         quantize_kernel[lambda meta: (triton.cdiv(m * parts, meta["ROWS"]),)](
             rows, q, scale, m * parts, n, parts, rows.stride(0), rows.stride(1), n,
             scale.stride(0), 0 if block is None else 1, STATIC=static, BLOCK_N=width, **numbers,
@@ -266,21 +269,38 @@ def _quantize(
     return q, scale
 
 
-def _groups(n: int, block: int | None, widest: int) -> tuple[int, int]:
-    """Return how many columns a program's row has, and how many of these make a row of the matrix."""
+def _groups(name: str, m: int, n: int, block: int | None, widest: int) -> tuple[int, int]:
+    """Return how many columns a program's row has, and how many of these make a row of the matrix.
+
+    Raises:
+        ValueError: they are more than the kernels count.
+    """
     width = min(triton.next_power_of_2(n), widest) if block is None else block
-    return width, triton.cdiv(n, width)
+    parts = triton.cdiv(n, width)
+    if m * parts > MOST:
+        raise ValueError(f"{name}: expected at most {MOST} blocks of {width} columns, got {m} rows of {parts}")
+    return width, parts
 
 
-def _check_scale(scale: torch.Tensor | None, m: int, n: int, block: int | None) -> None:
-    if block is not None and (block not in (16, 32, 64, 128, 256, 512, 1024)):
+def _scales(m: int, n: int, block: int | None) -> tuple[int | None, tuple[int, ...]]:
+    """Return the block, and the shape of the scales.
+
+    Raises:
+        TypeError: ``block`` is no integer.
+        ValueError: it is none of those there are.
+    """
+    if block is None:
+        return None, (m,)
+    block = integer("block", block, 16, 1024)
+    if block.bit_count() != 1:
         raise ValueError(f"block: expected a power of two from 16 to 1024, got {block}")
-    shape = (m,) if block is None else (m, triton.cdiv(n, block))
-    if scale is not None and (tuple(scale.shape) != shape or scale.dtype != torch.float32 or not scale.is_contiguous()):
-        raise ValueError(
-            f"scale: expected contiguous float32 {list(shape)}, got {scale.dtype} {list(scale.shape)}, "
-            f"strides {list(scale.stride())}"
-        )
+    return block, (m, triton.cdiv(n, block))
+
+
+def _readable_scale(scale: torch.Tensor, shape: tuple[int, ...], beside: str) -> torch.Tensor:
+    scale = readable("scale", scale, (torch.float32,), len(shape))
+    check_shape("scale", scale, shape, beside, contiguous=True)
+    return scale
 
 
 def _reference(
@@ -288,11 +308,11 @@ def _reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     m, n = x.shape
     width = max(n, 1) if block is None else block
-    parts = triton.cdiv(n, width)
+    parts = 1 if block is None else triton.cdiv(n, width)
     groups = torch.nn.functional.pad(x.float(), (0, parts * width - n)).view(m, parts, width)
     largest = LARGEST[dtype]
     if scale is None:
-        peak = groups.abs().amax(-1, keepdim=True).clamp_min(SMALLEST) if x.numel() else groups.sum(-1, keepdim=True)
+        peak = groups.abs().amax(-1, keepdim=True).clamp_min(SMALLEST)
         whole = torch.full_like(peak, largest)  # torch divides by a number, and a number, through reciprocals
         scale, inverse = peak / whole, whole / peak
     else:
@@ -322,7 +342,7 @@ def dequantize_reference(q, scale, block=None, dtype=torch.bfloat16):
 def quantize_int8_inputs(x, scale=None) -> None:
     """Fill in static scales."""
     if scale is not None:
-        scale.copy_(x.abs().amax(-1).float() / 127)
+        scale.copy_(_reference(x, None, None, torch.int8)[1])
 
 
 def quantize_fp8_inputs(x, block=None, scale=None) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from ._check import flag
 from ._norm_launches import backward, backward_bytes, forward, wants_gradient
+from ._rows import as_rows
 
 
 def rmsnorm(
@@ -25,8 +27,10 @@ def rmsnorm(
         round once more, before the weight).
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit.
     """
+    deterministic = flag("deterministic", deterministic)
     if not wants_gradient(x, weight):  # autograd costs as much as a small launch
         return rmsnorm_forward(x, weight, eps)[0]
     return _RMSNorm.apply(x, weight, eps, deterministic)
@@ -60,6 +64,7 @@ def rmsnorm_backward(
             bits change from run to run. Rows of more than 8192 columns always take two stages.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: dtypes, devices or shapes do not fit.
     """
     return backward(dy, x, weight, None, rstd, has_bias=False, deterministic=deterministic)[:2]
@@ -103,13 +108,12 @@ def rmsnorm_bytes(x, weight=None, eps=1e-6, deterministic=True):
 
 def rmsnorm_backward_inputs(dy, x, weight, rstd, deterministic=True) -> None:
     """Fill in the statistics that belong to ``x``."""
-    rstd.copy_(torch.rsqrt(x.reshape(-1, x.shape[-1]).float().square().mean(-1) + 1e-6))
+    rstd.copy_(torch.rsqrt(as_rows(x).float().square().mean(-1) + 1e-6))
 
 
 def rmsnorm_backward_reference(dy, x, weight, rstd, deterministic=True):
     """Return what :func:`rmsnorm_backward` computes, by its formula, in torch, in float64, rounded once."""
-    width = x.shape[-1]
-    g, xhat = dy.double().reshape(-1, width), x.double().reshape(-1, width) * rstd.double()[:, None]
+    g, xhat = as_rows(dy.double()), as_rows(x.double()) * rstd.double()[:, None]
     inner = g if weight is None else g * weight.double()
     dx = (inner - xhat * (inner * xhat).mean(-1, keepdim=True)) * rstd.double()[:, None]
     return dx.reshape(x.shape).to(x.dtype), None if weight is None else (g * xhat).sum(0).to(weight.dtype)

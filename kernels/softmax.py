@@ -13,15 +13,14 @@ import triton.language as tl
 
 import tcache
 
+from ._check import FLOATS, on_device_of, readable
 from ._rows import (
     PRUNE,
     PRUNE_STREAMED,
     ROW_BUCKETS,
     STREAMED,
     as_rows,
-    check_floats,
     near_rows,
-    on_device_of,
     tiles,
     unpacked,
 )
@@ -201,9 +200,10 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
         of -inf alone are NaN, as in torch.
 
     Raises:
+        TypeError: ``x`` is no tensor.
         ValueError: the dtype is another one, or ``x`` has no dimension.
     """
-    check_floats(x=x)
+    x = readable("x", x, FLOATS)
     rows = near_rows(as_rows(x))
     y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     m, n = rows.shape

@@ -13,11 +13,8 @@ import triton.language as tl
 
 import tcache
 
-from ._rows import on_device_of
-from .voxels import fill_map, sort_rows
-
-MOST_OFFSETS = 62
-"""Kernel offsets that a 64-bit mask of a row has bits for, its sign aside."""
+from ._check import FLOATS, MOST, check_device, check_dtype, check_shape, on_device_of, readable
+from .voxels import MOST_OFFSETS, fill_map, sort_rows
 
 _CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
@@ -96,22 +93,88 @@ def sparse_conv_kernel(
     tl.store(to, accumulator.to(out_ptr.dtype.element_ty), mask=known[:, None] & (columns[None, :] < COUT))
 
 
-def check_map(features: torch.Tensor, neighbours: torch.Tensor) -> None:
-    """Raise unless features and neighbours fit together.
+def read_map(neighbours: torch.Tensor) -> torch.Tensor:
+    """Return a neighbour map as it is to be read.
 
     Raises:
-        ValueError: they do not.
+        TypeError: it is no tensor.
+        ValueError: it is no contiguous int32 matrix.
     """
-    if features.dim() != 2 or neighbours.dim() != 2 or features.shape[0] != neighbours.shape[0]:
-        raise ValueError(
-            f"expected features [N, Cin] and neighbours [N, V], got {tuple(features.shape)} and {tuple(neighbours.shape)}"
-        )
-    if not features.is_floating_point() or features.dtype == torch.float64 or features.stride(1) != 1:
-        raise ValueError(f"expected floating features with contiguous rows, got {features.dtype}, {features.stride()}")
-    if neighbours.dtype != torch.int32 or not neighbours.is_contiguous() or neighbours.device != features.device:
-        raise ValueError(f"expected contiguous int32 neighbours on {features.device}, got {neighbours.dtype}")
-    if neighbours.shape[1] > MOST_OFFSETS:
-        raise ValueError(f"expected at most {MOST_OFFSETS} offsets, got {neighbours.shape[1]}")
+    neighbours = readable("neighbours", neighbours, (torch.int32,), 2)
+    check_shape("neighbours", neighbours, neighbours.shape, contiguous=True)
+    return neighbours
+
+
+def read_rows(name: str, rows: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
+    """Return the features, or what is shaped like them, of the voxels of a map, as they are to be read.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it is no matrix of floats with contiguous rows, one for each of the map's, on its device.
+    """
+    rows = readable(name, rows, FLOATS, 2)
+    check_shape(name, rows, (neighbours.shape[0], rows.shape[1]), "neighbours")
+    if rows.stride(1) != 1 and rows.shape[1] > 1:
+        raise ValueError(f"{name}: expected contiguous rows, got strides {rows.stride()}")
+    check_device(**{name: rows, "neighbours": neighbours})
+    return rows
+
+
+def read_weight(
+    weight: torch.Tensor,
+    inputs: int | None,
+    outputs: int | None,
+    neighbours: torch.Tensor,
+    name: str,
+    like: torch.Tensor,
+) -> torch.Tensor:
+    """Return a weight ``[V, inputs, outputs]``, None for any number, as it is to be read.
+
+    It is copied where an offset's matrix reaches further than the 32 bits that it is counted in.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it has another shape, or the dtype or device of ``like``, the argument ``name``, is another one.
+    """
+    weight = readable("weight", weight, FLOATS, 3)
+    v, cin, cout = weight.shape
+    check_shape(
+        "weight", weight,
+        (neighbours.shape[1], cin if inputs is None else inputs, cout if outputs is None else outputs),
+        f"neighbours and {name}",
+    )  # fmt: skip
+    check_dtype("weight", weight, name, like)
+    check_device(**{name: like, "weight": weight})
+    if v > MOST_OFFSETS:
+        raise ValueError(f"neighbours, weight: expected at most {MOST_OFFSETS} offsets, got {v}")
+    if cin * cout > MOST:
+        raise ValueError(f"weight: expected at most {MOST} elements for an offset, got {cin} x {cout}")
+    return weight if reach(weight) < 2**31 else weight.contiguous()
+
+
+def reach(weight: torch.Tensor) -> int:
+    """Return how far the last element of an offset's matrix is from its first."""
+    return sum(stride * (size - 1) for stride, size in zip(weight.stride()[1:], weight.shape[1:], strict=True))
+
+
+def read_sorted(
+    order: torch.Tensor | None, masks: torch.Tensor | None, neighbours: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    """Return what ``voxels.sort_rows`` returned for a map, as it is to be read.
+
+    Raises:
+        TypeError: one is no tensor.
+        ValueError: they do not fit, or one of both is missing.
+    """
+    if order is None and masks is None:
+        return None, None
+    if order is None or masks is None:
+        raise ValueError("expected both of order and masks, or neither")
+    order, masks = readable("order", order, (torch.int32,), 1), readable("masks", masks, (torch.int64,), 1)
+    check_shape("order", order, neighbours.shape[:1], "neighbours", contiguous=True)
+    check_shape("masks", masks, neighbours.shape[:1], "neighbours", contiguous=True)
+    check_device(neighbours=neighbours, order=order, masks=masks)
+    return order, masks
 
 
 def sparse_conv(
@@ -121,9 +184,10 @@ def sparse_conv(
     """Return ``out[n] = sum over v of features[neighbours[n, v]] @ weight[v]``.
 
     Args:
-        features: ``[N, Cin]``, rows contiguous.
+        features: ``[N, Cin]``, float32, float16 or bfloat16, rows contiguous.
         weight: ``[V, Cin, Cout]``, any strides, of the dtype of ``features``; V at most 62 (3 x 3 x 3 has 27).
-        neighbours: ``[N, V]`` contiguous int32, the row of each neighbour, -1 for none.
+        neighbours: ``[N, V]`` contiguous int32, the row of each neighbour, -1 for none (and so is any other
+            number that is none of ``0..N - 1``).
         order, masks: what ``voxels.sort_rows`` returns for ``neighbours``; None sorts here.
 
     Returns:
@@ -131,19 +195,13 @@ def sparse_conv(
         are multiplied in TF32).
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: shapes, dtypes, devices or layout are not those.
     """
-    check_map(features, neighbours)
-    if weight.dim() != 3 or tuple(weight.shape[:2]) != (neighbours.shape[1], features.shape[1]):
-        raise ValueError(
-            f"expected weight [{neighbours.shape[1]}, {features.shape[1]}, Cout], got {tuple(weight.shape)}"
-        )
-    if weight.dtype != features.dtype or weight.device != features.device:
-        raise ValueError(
-            f"expected a weight of {features.dtype} on {features.device}, got {weight.dtype} on {weight.device}"
-        )
-    if (order is None) != (masks is None):
-        raise ValueError("expected both of order and masks, or neither")
+    neighbours = read_map(neighbours)
+    features = read_rows("features", features, neighbours)
+    weight = read_weight(weight, features.shape[1], None, neighbours, "features", features)
+    order, masks = read_sorted(order, masks, neighbours)
     (n, cin), (v, _, cout) = features.shape, weight.shape
     out = torch.empty((n, cout), device=features.device, dtype=features.dtype)
     if out.numel() == 0:
@@ -152,17 +210,23 @@ def sparse_conv(
         return out.zero_()
     if order is None or masks is None:
         order, masks = sort_rows(neighbours)
-    for name, tensor, dtype in (("order", order, torch.int32), ("masks", masks, torch.int64)):
-        if tuple(tensor.shape) != (n,) or tensor.dtype != dtype or tensor.device != out.device or tensor.stride(0) != 1:
-            raise ValueError(
-                f"expected {name} [{n}] of {dtype} on {out.device}, got {tuple(tensor.shape)} of {tensor.dtype}"
-            )
     with on_device_of(features):
         sparse_conv_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK_M"]) * triton.cdiv(cout, meta["BLOCK_N"]),)](
             features, weight, neighbours, order, masks, out, n, cin, cout, v, features.stride(0),
             weight.stride(0), weight.stride(1), weight.stride(2),
         )  # fmt: skip
     return out
+
+
+def rows_or_zeros(neighbours: torch.Tensor) -> torch.Tensor:
+    """Return the map with N, the row after the last, for whatever is no neighbour: for references, which put zeros there."""
+    rows = neighbours.shape[0]
+    return torch.where((neighbours >= 0) & (neighbours < rows), neighbours, rows).long()
+
+
+def neighbours_present(neighbours: torch.Tensor) -> int:
+    """Return how many neighbours there are; reads the map."""
+    return int((rows_or_zeros(neighbours) < neighbours.shape[0]).sum())
 
 
 def sparse_conv_reference(
@@ -172,8 +236,9 @@ def sparse_conv_reference(
     """Return what :func:`sparse_conv` computes, in torch, rounded once from float32: gather and multiply by offset."""
     padded = torch.cat([features.float(), features.new_zeros((1, features.shape[1])).float()])
     out = torch.zeros((features.shape[0], weight.shape[2]), device=features.device)
-    for v in range(weight.shape[0]):  # row -1 is the zeros
-        out = out + padded[neighbours[:, v].long()] @ weight[v].float()
+    rows = rows_or_zeros(neighbours)
+    for v in range(weight.shape[0]):
+        out = out + padded[rows[:, v]] @ weight[v].float()
     return out.to(features.dtype)
 
 
@@ -183,7 +248,7 @@ def sparse_conv_torch(
 ) -> torch.Tensor:  # fmt: skip
     """Return the same by one gather and one matmul: every neighbour's features side by side, zeros where there is none."""
     padded = torch.cat([features, features.new_zeros((1, features.shape[1]))])
-    return padded[neighbours.long()].flatten(1) @ weight.flatten(0, 1)
+    return padded[rows_or_zeros(neighbours)].flatten(1) @ weight.flatten(0, 1)
 
 
 def sparse_conv_flops(
@@ -191,7 +256,7 @@ def sparse_conv_flops(
     order: torch.Tensor | None = None, masks: torch.Tensor | None = None,
 ) -> int:  # fmt: skip
     """Return the floating point operations: ``2 Cin Cout`` for every neighbour that is present; reads the map."""
-    return 2 * int((neighbours >= 0).sum()) * weight.shape[1] * weight.shape[2]
+    return 2 * neighbours_present(neighbours) * weight.shape[1] * weight.shape[2]
 
 
 def sparse_conv_bytes(

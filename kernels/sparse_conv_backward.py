@@ -9,10 +9,14 @@ from torch.autograd.function import once_differentiable
 
 import tcache
 
-from ._rows import on_device_of
+from ._check import MOST_ACROSS, check_dtype, on_device_of
 from ._sums import rms
 from .sparse_conv import (
-    check_map,
+    neighbours_present,
+    read_map,
+    read_rows,
+    read_weight,
+    rows_or_zeros,
     sparse_conv,
     sparse_conv_bytes,
     sparse_conv_flops,
@@ -35,6 +39,9 @@ _WEIGHT_CONFIGS = [
         (128, 128, 64, 64, 8, 3),
     ]
 ]
+
+_SMALLEST = 32
+"""Rows and columns of the smallest tile of these."""
 
 
 @tcache.autotune(
@@ -72,24 +79,24 @@ def sparse_conv_weight_gradient(
     Rows are added up in float32 by many programs at once: sums differ in their last bits from run to run.
 
     Args:
-        features: ``[N, Cin]``, rows contiguous.
+        features: ``[N, Cin]``, float32, float16 or bfloat16, rows contiguous.
         gradient: ``[N, Cout]``, rows contiguous, of the dtype of ``features``: the gradient of the result.
         neighbours: as for :func:`sparse_conv`.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: shapes, dtypes, devices or layout are not those.
     """
-    rows = neighbours.shape[0] if neighbours.dim() == 2 else -1
-    for name, tensor in (("features", features), ("gradient", gradient)):
-        if tensor.dim() != 2 or tensor.shape[0] != rows or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
-            raise ValueError(f"expected {name} [{rows}, C] with contiguous rows, got {tuple(tensor.shape)}")
-    if features.dtype != gradient.dtype or not features.is_floating_point() or features.dtype == torch.float64:
-        raise ValueError(f"expected one floating dtype of at most 32 bits, got {features.dtype} and {gradient.dtype}")
-    if neighbours.dtype != torch.int32 or not neighbours.is_contiguous():
-        raise ValueError(f"expected contiguous int32 neighbours, got {neighbours.dtype}")
-    if features.device != gradient.device or features.device != neighbours.device:
-        raise ValueError(f"expected one device, got {features.device}, {gradient.device} and {neighbours.device}")
+    neighbours = read_map(neighbours)
+    features, gradient = read_rows("features", features, neighbours), read_rows("gradient", gradient, neighbours)
+    check_dtype("gradient", gradient, "features", features)
     (n, cin), cout, v = features.shape, gradient.shape[1], neighbours.shape[1]
+    if triton.cdiv(cin, _SMALLEST) * triton.cdiv(cout, _SMALLEST) > MOST_ACROSS:
+        # the tiles lie along the grid's second axis: of wider weights one half after the other
+        wide, axis = (features, 1) if cin >= cout else (gradient, 2)
+        halves = wide.split(triton.cdiv(wide.shape[1], 2), dim=1)
+        pairs = [(half, gradient) if axis == 1 else (features, half) for half in halves]
+        return torch.cat([sparse_conv_weight_gradient(*pair, neighbours) for pair in pairs], dim=axis)
     out = torch.zeros((v, cin, cout), device=features.device, dtype=torch.float32)
     if n and out.numel():
 
@@ -115,10 +122,12 @@ def sparse_conv_features_gradient(
         weight, neighbours, order, masks: as for :func:`sparse_conv`; the map symmetric, as :func:`neighbour_map` makes it.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: shapes, dtypes, devices or layout are not those.
     """
-    if weight.dim() != 3:
-        raise ValueError(f"expected weight [V, Cin, Cout], got {tuple(weight.shape)}")
+    neighbours = read_map(neighbours)
+    gradient = read_rows("gradient", gradient, neighbours)
+    weight = read_weight(weight, None, gradient.shape[1], neighbours, "gradient", gradient)
     return sparse_conv(gradient, _mirrored(weight), neighbours, order, masks)
 
 
@@ -131,7 +140,8 @@ class SparseConv(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, features, weight, neighbours, order=None, masks=None):
-        check_map(features, neighbours)
+        neighbours = read_map(neighbours)
+        features = read_rows("features", features, neighbours)
         if order is None and masks is None:
             order, masks = sort_rows(neighbours)
         ctx.save_for_backward(features, weight, neighbours, order, masks)
@@ -155,12 +165,12 @@ def sparse_conv_weight_gradient_reference(
 ) -> torch.Tensor:
     """Return what :func:`sparse_conv_weight_gradient` computes, in torch and float32."""
     padded = torch.cat([features.float(), features.new_zeros((1, features.shape[1])).float()])
-    return torch.stack([padded[column.long()].t() @ gradient.float() for column in neighbours.t()])
+    return torch.stack([padded[column].t() @ gradient.float() for column in rows_or_zeros(neighbours).t()])
 
 
 def sparse_conv_weight_gradient_flops(features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor) -> int:
     """Return the floating point operations: ``2 Cin Cout`` for every neighbour that is present; reads the map."""
-    return 2 * int((neighbours >= 0).sum()) * features.shape[1] * gradient.shape[1]
+    return 2 * neighbours_present(neighbours) * features.shape[1] * gradient.shape[1]
 
 
 def sparse_conv_weight_gradient_bytes(features: torch.Tensor, gradient: torch.Tensor, neighbours: torch.Tensor) -> int:

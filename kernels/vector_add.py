@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
 import tcache
+
+from ._check import FLOATS, check_device, check_dtype, check_shape, number, on_device_of, readable
 
 _CONFIGS = [
     triton.Config({"BLOCK": block}, num_warps=warps)
@@ -43,30 +47,28 @@ def axpy(a: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
     Args:
         a: the factor.
-        x: contiguous vector of ``n`` elements, floating point.
+        x: contiguous vector of ``n`` elements, float32, float16 or bfloat16.
         y: contiguous vector like ``x``.
 
     Returns:
         A new vector of the dtype of ``x``; the arithmetic is in float32.
 
     Raises:
+        TypeError: ``a`` is no number, or ``x`` or ``y`` no tensor.
         ValueError: shapes, dtypes or devices differ, or a vector is not contiguous.
     """
-    if x.dim() != 1 or x.shape != y.shape:
-        raise ValueError(f"expected two vectors of one length, got shapes {tuple(x.shape)} and {tuple(y.shape)}")
-    if x.dtype != y.dtype or x.device != y.device or not x.is_floating_point():
-        raise ValueError(
-            f"expected one floating dtype and one device, got {x.dtype} on {x.device}, {y.dtype} on {y.device}"
-        )
-    if not (x.is_contiguous() and y.is_contiguous()) or x.device.type == "meta":
-        raise ValueError(
-            f"expected contiguous vectors that have memory, got strides {x.stride()}, {y.stride()} on {x.device}"
-        )
+    a = number("a", a)
+    # the kernel counts in 64 bits
+    x, y = readable("x", x, FLOATS, 1, most=math.inf), readable("y", y, FLOATS, 1, most=math.inf)
+    check_shape("x", x, x.shape, contiguous=True)
+    check_shape("y", y, x.shape, "x", contiguous=True)
+    check_dtype("y", y, "x", x)
+    check_device(x=x, y=y)
     z = torch.empty_like(x)
     n = x.numel()
     if n:
-        with torch.cuda.device_of(x):  # Triton launches on the current device
-            axpy_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, z, float(a), n)
+        with on_device_of(x):
+            axpy_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, z, a, n)
     return z
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from ._check import INTEGERS, MOST, integer, readable, writable
+
+MOST_OFFSETS = 62
+"""Kernel offsets that a 64-bit mask of a row has bits for, its sign aside."""
+
 
 def neighbour_map(coordinates: torch.Tensor, size: int = 3) -> torch.Tensor:
     """Return where the neighbours of every voxel are, in torch; nothing waits for the host.
 
     Args:
-        coordinates: ``[N, 1 + D]`` integers: the number of the sample in a batch, then a position in D dimensions;
-            no voxel twice.
+        coordinates: ``[N, 1 + D]`` integers (int32, int64, int16, int8 or uint8): the number of the sample in a batch,
+            then a position in D dimensions; no voxel twice. Positions are told apart by one number of 64 bits: the
+            samples' range times, for each dimension, the range plus ``size``, must be below ``2**62``. A cube of
+            60,000 a side leaves room for 16,384 samples.
         size: edge of the kernel, odd.
 
     Returns:
@@ -18,23 +25,21 @@ def neighbour_map(coordinates: torch.Tensor, size: int = 3) -> torch.Tensor:
         none. It is symmetric: ``map[n, v] == m`` means ``map[m, V - 1 - v] == n``.
 
     Raises:
-        ValueError: ``coordinates`` are no such integers, or ``size`` is even.
+        TypeError: ``coordinates`` are no tensor, or ``size`` no integer.
+        ValueError: ``coordinates`` are no such integers, or ``size`` is even. On the CPU also where ranges are larger;
+            a GPU's own values are not read here: there it stops with an assertion that fails.
     """
-    if (
-        coordinates.dim() != 2
-        or coordinates.shape[1] < 2
-        or coordinates.is_floating_point()
-        or coordinates.is_complex()
-    ):
-        raise ValueError(
-            f"expected integer coordinates [N, 1 + D], got {tuple(coordinates.shape)} of {coordinates.dtype}"
-        )
-    if size < 1 or size % 2 == 0:
-        raise ValueError(f"expected an odd size, got {size}")
+    coordinates = readable("coordinates", coordinates, INTEGERS, 2)
+    if coordinates.shape[1] < 2:
+        raise ValueError(f"coordinates: expected [N, 1 + D], D at least 1, got {tuple(coordinates.shape)}")
+    size = integer("size", size, 1, MOST)
+    if size % 2 == 0:
+        raise ValueError(f"size: expected an odd number, got {size}")
     rows, dimensions = coordinates.shape[0], coordinates.shape[1] - 1
     if not rows:
         return torch.empty((0, size**dimensions), dtype=torch.int32, device=coordinates.device)
     radius = size // 2
+    _check_range(coordinates, size)
     position = coordinates.long() - coordinates.long().amin(0)
     extent = position.amax(0)[1:] + 1 + 2 * radius  # a margin: what leaves on one side must not come in on the other
     steps = [torch.ones((), dtype=torch.int64, device=coordinates.device)]
@@ -50,15 +55,37 @@ def neighbour_map(coordinates: torch.Tensor, size: int = 3) -> torch.Tensor:
     return torch.where(keys[at] == wanted, order[at], -1).to(torch.int32)
 
 
+def _check_range(coordinates: torch.Tensor, size: int) -> None:
+    """Refuse coordinates whose keys do not fit 64 bits, without a wait for a GPU that has them."""
+    wide = coordinates.double()
+    ranges = wide.amax(0) - wide.amin(0) + 1
+    ranges[1:] += size
+    fits = ranges.prod() < 2.0**62
+    if coordinates.device.type != "cpu":
+        torch._assert_async(fits, "neighbour_map: coordinates reach further than keys of 64 bits")
+    elif not fits:
+        raise ValueError(
+            "coordinates: expected ranges whose product, with the size added to each dimension's, is below 2**62, "
+            f"got {[int(each) for each in ranges]}"
+        )
+
+
 def sort_rows(neighbours: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the order in which tiles take the rows of a neighbour map, in torch: rows with the same neighbours together.
 
     Args:
-        neighbours: ``[N, V]``, as :func:`neighbour_map` returns it, V at most 62.
+        neighbours: ``[N, V]`` int32, as :func:`neighbour_map` returns it, V at most 62.
 
     Returns:
         ``order [N]`` int32, rows by mask; ``masks [N]`` int64 in that order, bit ``v`` for a present neighbour ``v``.
+
+    Raises:
+        TypeError: ``neighbours`` is no tensor.
+        ValueError: it is no such map.
     """
+    neighbours = readable("neighbours", neighbours, (torch.int32,), 2)
+    if neighbours.shape[1] > MOST_OFFSETS:
+        raise ValueError(f"neighbours: expected at most {MOST_OFFSETS} offsets, got {neighbours.shape[1]}")
     bits = torch.ones((), dtype=torch.int64, device=neighbours.device) << torch.arange(
         neighbours.shape[1], device=neighbours.device
     )
@@ -71,7 +98,15 @@ def fill_map(neighbours: torch.Tensor) -> None:
 
     Scanned surfaces are like that: of 27 neighbours about 9 are present. Maps of other widths than 27 get neighbours
     at random, a third of them present.
+
+    Args:
+        neighbours: ``[N, V]`` int32.
+
+    Raises:
+        TypeError: ``neighbours`` is no tensor.
+        ValueError: it is no such map, or cannot be written in place.
     """
+    neighbours = writable("neighbours", neighbours, (torch.int32,), 2)
     n, v = neighbours.shape
     generator = torch.Generator().manual_seed(0)
     if v == 27:

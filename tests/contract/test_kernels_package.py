@@ -121,7 +121,7 @@ def test_importing_the_package_imports_no_kernel(site):
     assert python(site, loaded) == "[]"
     one = "import sys; from tcache_kernels import softmax; print([n for n in sys.modules if n.startswith('tcache_k')])"
     assert set(ast.literal_eval(python(site, one))) == {
-        "tcache_kernels", "tcache_kernels.softmax", "tcache_kernels._rows",
+        "tcache_kernels", "tcache_kernels.softmax", "tcache_kernels._rows", "tcache_kernels._check",
     }  # fmt: skip
 
 

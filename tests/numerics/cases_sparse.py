@@ -149,7 +149,7 @@ def test_conv_refuses():
         features_gradient(torch.zeros(5, 8), weight[0], neighbours)
     with pytest.raises(ValueError, match="odd"):
         neighbour_map(torch.zeros(3, 4).int(), 2)
-    with pytest.raises(ValueError, match="integer"):
+    with pytest.raises(ValueError, match="expected int32"):
         neighbour_map(torch.zeros(3, 4))
     for arguments in [(features[:3], features, neighbours), (features, features.int(), neighbours),
                       (features, features, neighbours.long()), (features, features.to("meta"), neighbours),

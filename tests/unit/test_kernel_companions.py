@@ -80,6 +80,18 @@ def test_formulas_read_no_values(module, name, arguments, flops, moved):
     assert function(module, f"{name}_bytes")(*arguments) == moved
 
 
+def test_what_is_read_by_several_counts_once():
+    """A page that several sequences name, a row that several choices take."""
+    q, lengths = meta(2, 4, 16), meta(2, dtype=I32)
+    decode = function("decode_attention", "decode_attention_bytes")
+    page, rest = 2 * 16 * 1 * 16 * 2, 2 * 2 * 4 * 16 * 2 + 2 * 4
+    for pages, named, wanted in [(8, 3, 6), (8, 4, 8), (5, 4, 5), (1, 4, 1)]:
+        cache, table = meta(pages, 16, 1, 16), meta(2, named, dtype=I32)
+        assert decode(q, cache, cache, table, lengths) == wanted * page + table.numel() * 4 + rest
+    combine = function("moe_rows", "combine_bytes")
+    assert combine(meta(3, 8), meta(6, 2, dtype=I32), meta(6, 2)) == (3 + 6) * 16 + 12 * 6
+
+
 def test_a_sparse_convolution_counts_the_neighbours_that_are_there():
     neighbours = torch.tensor([[-1, 0, 1], [0, 1, -1]], dtype=I32)
     features, weight = torch.zeros(2, 4), torch.zeros(3, 4, 5)

@@ -6,7 +6,9 @@ Triton launches on the current device, whatever device the tensors are on, and t
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,3 +68,17 @@ def test_tensors_without_memory_are_refused(name):
     module, wrapper = name.split(":")
     with pytest.raises(ValueError, match="memory"):
         load(KernelRef.parse(f"kernels/{module}.py:{wrapper}"), ROOT)(*calls()[name])
+
+
+def test_streams_of_threads_that_share_a_handle_share_no_counters(monkeypatch):
+    """``cudaStreamPerThread`` is one handle for every thread's own stream; other streams keep theirs."""
+    counters = load(KernelRef.parse("kernels/matmul_decode.py:_counters"), ROOT)
+    zeros, device = torch.zeros, torch.device("cuda", 0)
+    monkeypatch.setattr(torch, "zeros", lambda count, device, dtype: zeros(count, dtype=dtype))  # noqa: ARG005
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(sys.modules["kernels.matmul_decode"], "_arrived", {})
+    for handle, shared in [(0, True), (140_000_000, True), (2, False)]:
+        monkeypatch.setattr(
+            torch.cuda, "current_stream", lambda _device, handle=handle: SimpleNamespace(cuda_stream=handle)
+        )
+        assert (counters(device, 64) is counters(device, 64)) == shared
