@@ -237,6 +237,9 @@ def _check(q, k_cache, v_cache, block_table, lengths, scale):
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("block_table", block_table)):
         if tensor.numel() and tensor.stride(-1) != 1:
             raise ValueError(f"{name}: expected a contiguous last dimension, got strides {tensor.stride()}")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if 0 < cache.stride(1) < dim:  # at a stride of 1 Triton's compiler takes such tokens for aligned ones
+            raise ValueError(f"{name}: expected tokens that do not overlap, got strides {cache.stride()}")
     return q, k_cache, v_cache, block_table, lengths, positive("scale", scale, dim**-0.5)
 
 
@@ -252,8 +255,9 @@ def decode_attention(
 
     Args:
         q: ``[B, Hq, D]``, float16, bfloat16 or float32, contiguous in the last dimension. D is 16, 32, 64, 128 or 256.
-        k_cache, v_cache: ``[pages, page_size, Hkv, D]``, any strides with a contiguous last dimension; Hq is a
-            multiple of Hkv, ``Hq / Hkv`` consecutive query heads share a key head. page_size is 16, 32, 64 or 128.
+        k_cache, v_cache: ``[pages, page_size, Hkv, D]``, any strides with a contiguous last dimension and
+            tokens that do not overlap; Hq is a multiple of Hkv, ``Hq / Hkv`` consecutive query heads share a key head.
+            page_size is 16, 32, 64 or 128.
         block_table: ``[B, max_pages]`` int32: token t of sequence b is in page ``block_table[b, t // page_size]``.
             Entries past a sequence's length are not read; an entry outside the cache stands for another page.
         lengths: ``[B]`` int32, keys of each sequence, at most ``max_pages * page_size``, beyond which it is cut off.

@@ -95,12 +95,13 @@ def test_gradients_of_more_columns_than_a_grid_has_along_its_second_axis():
 
 
 def test_pages_beyond_32_bits_of_tokens():
+    if torch.cuda.mem_get_info()[0] < 72 << 30:
+        pytest.skip("needs 72 GiB")
     pages = 2**27 + 2
-    storage = torch.zeros(16 * pages + 32, device="cuda", dtype=torch.float16)  # tokens overlap: 4 GB instead of 64
-    cache = storage.as_strided((pages, 16, 1, 16), (16, 1, 1, 1))
+    cache = torch.empty(pages, 16, 1, 16, device="cuda", dtype=torch.float16)
     table = torch.tensor([[pages - 1, 3]], device="cuda", dtype=torch.int32)
     for page in (pages - 1, 3):
-        storage[page * 16 : page * 16 + 31] = torch.randn(31, device="cuda").half()
+        cache[page] = torch.randn(16, 1, 16, device="cuda").half()
     q, lengths = torch.randn(1, 2, 16, device="cuda").half(), torch.tensor([30], device="cuda", dtype=torch.int32)
     found = wrapper("decode_attention")(q, cache, cache, table, lengths)
     wanted = kernel("decode_attention", "decode_attention_reference")(q, cache, cache, table, lengths)

@@ -268,6 +268,17 @@ def test_decode_refuses(q, k, v, table, lengths):
         decode_attention(q, k, v, table, lengths)
 
 
+def test_decode_refuses_tokens_that_overlap():
+    q, table, lengths = torch.zeros(1, 2, 16), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    shared = torch.zeros(2, 16, 1, 16)[:, :1].expand(2, 16, 1, 16)
+    assert decode_attention(q, shared, shared, table, lengths).shape == q.shape
+    for stride in (1, 8, 15):
+        windows = torch.zeros(600).as_strided((2, 16, 1, 16), (256, stride, 16, 1))
+        for caches in ((windows, shared), (shared, windows)):
+            with pytest.raises(ValueError, match="expected tokens that do not overlap"):
+                decode_attention(q, *caches, table, lengths)
+
+
 @pytest.mark.parametrize("scale", [0.0, float("inf")])
 def test_decode_refuses_a_scale(scale):
     with pytest.raises(ValueError, match="expected a finite scale above 0"):

@@ -6,6 +6,7 @@ along the others. Tensors of such sizes have no memory here (the meta device): t
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from contextlib import nullcontext
@@ -193,7 +194,8 @@ def test_a_weights_gradient_in_several_launches(cin, cout, monkeypatch):
 def far(*shape, strides):
     """Return a float16 tensor of elements that far apart; of the gigabytes of addresses little is touched."""
     last = sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
-    return torch.tensor([], dtype=HALF).set_(torch.UntypedStorage(2 * (last + 1)), 0, shape, strides)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return torch.frombuffer(mmap.mmap(-1, 2 * (last + 1), flags=flags), dtype=HALF).as_strided(shape, strides)
 
 
 def test_a_weight_that_reaches_far_is_copied():
@@ -212,10 +214,10 @@ def test_pages_beyond_32_bits_of_tokens():
         part("decode_attention.py:decode_attention_reference"),
     )
     pages = 2**27 + 2
-    cache = far(pages, 16, 1, 16, strides=(16, 1, 1, 1))  # tokens overlap: 4 GB instead of 64
+    cache = far(pages, 16, 1, 16, strides=(256, 16, 16, 1))
     table = torch.tensor([[pages - 1, 3]], dtype=I32)
     for page in (pages - 1, 3):
-        cache.as_strided((31,), (1,), page * 16).copy_(torch.randn(31))
+        cache[page] = torch.randn(16, 1, 16).half()
     q, lengths = torch.randn(1, 2, 16).half(), torch.tensor([30], dtype=I32)
     found, wanted = decode(q, cache, cache, table, lengths), reference(q, cache, cache, table, lengths)
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
