@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tcache.bundle import Bundle
 from tcache.discover import Offer, installed, named
 from tcache.environment import Environment, Rejected, compatible
-from tcache.errors import BundleError, UsageError
+from tcache.errors import BundleError, StoreError, UsageError
 from tcache.store import Store, default_store
 
 if TYPE_CHECKING:
@@ -182,7 +182,11 @@ class _BundleStore(Store):
         if isinstance(checked, Rejected):
             _log.warning("tcache: best configs are not used: %s", checked.reason)
             return None
-        return super().read(path)
+        try:
+            return super().read(path)
+        except StoreError as error:  # of another schema, say, although its digest is right
+            _log.warning("tcache: best configs are not used: %s", error.message)
+            return None
 
 
 def _gather(

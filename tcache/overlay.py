@@ -120,9 +120,10 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
 
 
 def _unwritten(filename: str) -> CacheMiss:
+    told = _cache.told_to_compile()
     miss = CacheMiss(
-        f"frozen: Triton would write {filename} to its cache",
-        hint="pack it, or use mode=lookup",
+        f"frozen: Triton would write {filename} to its cache{f', since {told}' if told else ''}",
+        hint="unset it, or use mode=lookup" if told else "pack it, or use mode=lookup",
         reasons=("helper" if filename.endswith(".so") else "kernel",),
     )
     count_miss(miss.reasons)
@@ -131,11 +132,8 @@ def _unwritten(filename: str) -> CacheMiss:
 
 def _same_bytes(data: Any, filename: str, bundles: tuple[Bundle, ...]) -> str | None:
     digest = hashlib.sha256(data if isinstance(data, bytes) else str(data).encode()).hexdigest()
-    for bundle in bundles:
-        for helper in bundle.helpers:
-            if Path(helper.path).name == filename and bundle.files[helper.path][1] == digest:
-                return str(bundle.place / helper.path)
-    return None
+    found = (bundle.helper_of(filename, digest) for bundle in bundles)
+    return next((str(path) for path in found if path is not None), None)
 
 
 def _refusing() -> bool:

@@ -259,3 +259,12 @@ def test_an_explanation_does_without_a_damaged_index(project):
     (project / "bundle" / "index.json").write_text("{")
     miss = missing(scale, module, n=1)
     assert miss.reasons == ("kernel",)
+
+
+def test_triton_told_to_compile_whatever_there_is(project, monkeypatch):
+    module = frozen(project)
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    for call in (lambda: scale(module), lambda: module.tuned[(1,)](torch.zeros(64), 16)):
+        with pytest.raises(CacheMiss, match="since TRITON_ALWAYS_COMPILE is set") as caught:
+            call()
+        assert caught.value.hint.startswith("unset it")

@@ -8,13 +8,16 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
+import tracemalloc
 import zipfile
 from random import Random
 
 import pytest
 
 from tcache.archives import Limits, opened, unpack_tar, unpack_zip
+from tcache.bundle import Bundle
 from tcache.errors import BundleError
 
 NAMES = ["../up", "a/../../up", "/etc/up", "a//b", "a\\b", "./../up", "..", "a/.."]
@@ -251,3 +254,42 @@ def test_no_mutation_does_more_than_be_refused(tmp_path, kind):
     assert refusals > 500
     assert refusals + others == 1500
     assert {file.name for file in tmp_path.iterdir()} == {"x.any"}
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+@pytest.mark.parametrize("size", [64 << 20, -512])
+def test_a_header_is_not_read_in_one_piece_whatever_its_size(tmp_path, kind, size):
+    head = tarfile.TarInfo("x")
+    head.type, head.size = kind, size
+    data = gzip.compress(head.tobuf(tarfile.GNU_FORMAT) + bytes(max(0, size)) + tar_of("a"), compresslevel=1)
+    tracemalloc.start()
+    refused(tmp_path, f"damaged archive: a header of {size} bytes", lambda: unpack(data, tmp_path))
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_a_member_that_leads_back_to_itself(tmp_path):
+    """Of a base image even members that are left alone are walked over."""
+    back = tarfile.TarInfo("etc/b")
+    back.size = -tarfile.BLOCKSIZE
+    data = tar_of("etc/a")[:1024] + back.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+    refused(tmp_path, "a size of -512 bytes", lambda: unpack(data, tmp_path, prefix="opt"))
+
+
+def test_members_beside_the_prefix_are_counted(tmp_path):
+    data = tar_of(*(f"etc/{number}" for number in range(9)), "opt/a")
+    refused(tmp_path, "more than 9 members", lambda: unpack(data, tmp_path, Limits(files=9), prefix="opt"))
+
+
+def test_a_pipe_is_no_archive(tmp_path):
+    os.mkfifo(tmp_path / "x.whl")
+    with opened(tmp_path / "x.whl") as found:
+        assert found == tmp_path / "x.whl"
+
+
+def test_what_is_wrong_inside_names_the_archive(tmp_path):
+    path = tmp_path / "b.tar"
+    path.write_bytes(tar_of("bundle.json"))
+    with pytest.raises(BundleError) as caught, opened(path) as folder:
+        Bundle(folder)
+    assert caught.value.message.startswith(f"{path}/bundle.json: corrupt")
