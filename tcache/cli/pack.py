@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import time
 from pathlib import Path
@@ -218,7 +219,9 @@ def _warm(resolved: list[Resolved], jobs: int | None, *, quiet: bool) -> None:
         raise BundleError(
             f"{len(failed)} of {len(todo)} entries cannot be compiled, the first is {first.resolved.where}: "
             f"{first.resolved.kernel} [{first.resolved.config}]: {first.error}",
-            "tune again, or take the case out of the manifest",
+            "free some space where the cache is"
+            if f"[Errno {errno.ENOSPC}]" in str(first.error)
+            else "tune again, or take the case out of the manifest",
         )
 
 
