@@ -370,6 +370,7 @@ REFUSED = [
     (["--format", "native", "--mount-path", "/a/../b"], "expected an absolute path"),
     (["--format", "dir", "--mount-path", "/cache"], "--mount-path goes with --format native or oci"),
     (["--format", "wheel", "--version", "one"], "no normalized version"),
+    (["--format", "wheel", "--version", "1.01"], "no normalized version"),
     (["--format", "dir", "--version", "1.0"], "--version goes with --format wheel"),
     (["--name", "../up"], "cannot be a bundle's name"),
     (["--format", "oci", "--base", "nowhere"], "image layout cannot be read"),
