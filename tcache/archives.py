@@ -192,7 +192,33 @@ def _unpack_layer(layer: Layer, folder: Path, prefix: str, limits: Limits, what:
             file.write(block)
         file.seek(0)
         unpack_tar(file, folder, limits, what=what, prefix=prefix)
-    return (folder / prefix / _MARK).is_file()
+        if (folder / prefix / _MARK).is_file():
+            return True
+        file.seek(0)
+        changed = _changed(file, prefix)
+        if changed is not None:
+            raise BundleError(f"{what}: a layer above the bundle's changes /{changed}", "pack it on top of that image")
+    return False
+
+
+def _changed(file: IO[bytes], prefix: str) -> str | None:
+    """Return what a layer adds or removes at, above or below ``prefix``; None when nothing but directories.
+
+    Source of the marks of removal: https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts.
+    """
+    with _opened_tar(file) as archive:
+        for info in archive:
+            name = info.name.removeprefix("./")
+            folder, _, last = name.rpartition("/")
+            if last == ".wh..wh..opq":
+                name = folder
+            elif last.startswith(".wh."):
+                name = f"{folder}/{last.removeprefix('.wh.')}".removeprefix("/")
+            elif info.isdir():
+                continue
+            if not name or f"{prefix}/".startswith(f"{name}/") or name.startswith(f"{prefix}/"):
+                return name
+    return None
 
 
 def unpack_tar(file: IO[bytes], target: Path, limits: Limits, *, what: str, prefix: str = "") -> None:

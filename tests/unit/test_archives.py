@@ -185,9 +185,8 @@ def a_wheel():
     return buffer.getvalue()
 
 
-def an_image(tmp_path):
-    layer = tar_of("opt/b/bundle.json", "opt/b/entries/A/k.cubin", data=bytes(range(256)))
-    packed = gzip.compress(layer, mtime=0)
+def an_image(tmp_path, *above):
+    layers = [tar_of("opt/b/bundle.json", "opt/b/entries/A/k.cubin", data=bytes(range(256))), *above]
     files = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}'}
 
     def blob(data, kind):
@@ -196,12 +195,12 @@ def an_image(tmp_path):
         return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
 
     config = {
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(one).hexdigest()}" for one in layers]},
         "config": {"Labels": {"io.tcache.bundle": "/opt/b"}},
     }
     manifest = {
         "config": blob(json.dumps(config).encode(), "config.v1+json"),
-        "layers": [blob(packed, "layer.v1.tar+gzip")],
+        "layers": [blob(gzip.compress(one, mtime=0), "layer.v1.tar+gzip") for one in layers],
     }
     files["index.json"] = json.dumps({"manifests": [blob(json.dumps(manifest).encode(), "manifest.v1+json")]}).encode()
     buffer = io.BytesIO()
@@ -293,3 +292,27 @@ def test_what_is_wrong_inside_names_the_archive(tmp_path):
     with pytest.raises(BundleError) as caught, opened(path) as folder:
         Bundle(folder)
     assert caught.value.message.startswith(f"{path}/bundle.json: corrupt")
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "opt/b/.wh.bundle.json", "opt/b/entries/.wh.A", "opt/b/.wh..wh..opq", "opt/.wh.b", ".wh.opt",
+        ".wh..wh..opq", "opt",
+        "opt/b/entries/A/k.cubin", "./opt/b/x", special("opt", tarfile.SYMTYPE, "etc"),
+    ],
+)  # fmt: skip
+def test_a_layer_above_that_changes_the_bundle(tmp_path, member):
+    """What a container sees is not what the layer with the bundle holds."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(an_image(tmp_path, tar_of("app/main.py"), tar_of(member)))
+    with pytest.raises(BundleError, match="a layer above the bundle's changes /"), opened(path):
+        pass
+
+
+def test_a_layer_above_that_leaves_the_bundle_alone(tmp_path):
+    path = tmp_path / "x.tar"
+    folder = special("opt/b", tarfile.DIRTYPE)
+    path.write_bytes(an_image(tmp_path, tar_of(folder, "opt/bc", "app/.wh.opt", "app/.wh..wh..opq")))
+    with opened(path) as found:
+        assert sorted(one.name for one in found.iterdir()) == ["bundle.json", "entries"]
