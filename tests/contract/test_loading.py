@@ -312,3 +312,8 @@ def test_a_bundle_that_disappears_between_looking_and_reading(project, monkeypat
     monkeypatch.setattr(prebaked_module, "compiled", late)
     with pytest.raises(CacheMiss, match="No such file or directory"):
         module.tuned[(1,)](torch.zeros(64), 16)
+
+
+def test_one_bundle_need_not_be_a_list(project):
+    for place in (project / "bundle", str(project / "bundle")):
+        assert [bundle.root for bundle in activate(bundles=place).bundles] == [project / "bundle"]
