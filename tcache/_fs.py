@@ -155,9 +155,9 @@ def _free(target: Path, *, force: bool, directory: bool = True) -> None:
         raise OutputError(f"{target.name[:40]}…: the name is too long", "choose another --output")
     replaceable = force and (target.is_dir() if directory else target.is_file())
     if target.is_symlink() or (target.exists() and not replaceable):
-        kind = "directory" if target.is_dir() else "file"
+        kind = "link" if target.is_symlink() else "directory" if target.is_dir() else "file"
         other = "choose another --output"
-        same = target.is_dir() == directory
+        same = not target.is_symlink() and target.is_dir() == directory
         raise OutputError(
             f"{target}: output exists already (a {kind})", f"{other}, or pass --force to replace it" if same else other
         )

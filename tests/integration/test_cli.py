@@ -180,6 +180,10 @@ def test_outputs(project, tcache):
     native = ("pack", "m.yaml", "-o", "native", "--format", "native", "--mount-path", "/c", "--force")
     tcache(*native, cwd=project, check=0)
     tcache(*native, cwd=project, check=0)
+    (project / "link").symlink_to("full")
+    linked = tcache("pack", "m.yaml", "-o", "link", "--force", cwd=project)
+    refusal(linked, "link: output exists already (a link)")
+    assert "--force" not in linked.stderr
     (project / "mine").mkdir()
     (project / "mine" / "thesis.txt").write_text("")
     refusal(tcache("pack", "m.yaml", "-o", "mine", "--force", cwd=project), "mine: holds other things than")
