@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from triton import knobs
 
 import tcache
 from tcache import active as active_module
@@ -317,3 +319,30 @@ def test_a_bundle_that_disappears_between_looking_and_reading(project, monkeypat
 def test_one_bundle_need_not_be_a_list(project):
     for place in (project / "bundle", str(project / "bundle")):
         assert [bundle.root for bundle in activate(bundles=place).bundles] == [project / "bundle"]
+
+
+def test_a_helper_on_a_file_system_that_runs_no_code(project, monkeypatch):
+    """As Kubernetes' image volumes may be: loading it would be an ImportError."""
+    copy = project / "copy"
+    shutil.copytree(project / "bundle", copy)
+    real = os.statvfs
+
+    def barred(path):
+        found = list(real(path))
+        found[8] = (found[8] | os.ST_NOEXEC) if Path(path).is_relative_to(copy) else (found[8] & ~os.ST_NOEXEC)
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", barred)
+    helper = activate(bundles=[copy, project / "bundle"]).bundles[0].helpers[0]
+    data, file = (copy / helper.path).read_bytes(), Path(helper.path).name
+    manager = OverlayCacheManager(helper.keys[0])
+    assert manager.get_file(file) == manager.put(data, file) == str(project / "bundle" / helper.path)
+    source = project / "helper.c"
+    source.write_text("as Triton hands it over")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    bundle_project.edit(copy / "bundle.json", lambda head: head["helpers"][0].update(source=digest))
+    activate(bundles=[copy])
+    assert manager.get_file(file) is None
+    with pytest.raises(CacheMiss, match="mounted noexec") as caught:
+        knobs.build.impl(helper.name, str(source), "", [], [], [])
+    assert caught.value.reasons == ("helper",)
