@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Index", "parse_json"]
 
 SCHEMA = 1
-_FACTS = (
-    *(("kernel", str), ("target", str), ("source", str)),
-    *(("signature", dict), ("constants", dict), ("attributes", dict), ("options", dict)),
-)
-_LAUNCH = (
-    *(("gpu", (str,)), ("ref", (str,)), ("entry", (str,))),
-    *(("shape", (str, type(None))), ("config", (str, type(None)))),
-)
+_FACTS = {"kernel": str, "target": str, "source": str,
+          "signature": dict, "constants": dict, "attributes": dict, "options": dict}  # fmt: skip
+_FACT_TYPES = tuple(_FACTS.values())
+_LAUNCH = ("gpu", "ref", "entry", "shape", "config")
+_LAUNCH_TYPES = {(str, str, str, shape, config) for shape in (str, type(None)) for config in (str, type(None))}
 
 
 def parse_json(data: bytes) -> Any:
@@ -74,13 +71,12 @@ class Index:
     def _check(self) -> None:
         """Refuse rows that lack what launches, preloading and comparing read, or have it of another type."""
         for entry, row in self._entries.items():
-            for name, kind in _FACTS:
-                if type(row.get(name)) is not kind:
-                    raise TypeError(f"entry {entry}: {name} is {row.get(name)!r}"[:200])
+            if tuple(map(type, map(row.get, _FACTS))) != _FACT_TYPES:
+                wrong = next(name for name, kind in _FACTS.items() if type(row.get(name)) is not kind)
+                raise TypeError(f"entry {entry}: {wrong} is {row.get(wrong)!r}"[:200])
         for row in self.launches:
-            for name, kinds in _LAUNCH:
-                if type(row[name]) not in kinds:
-                    raise TypeError(f"launches: {name} is {row[name]!r}"[:200])
+            if tuple(map(type, map(row.__getitem__, _LAUNCH))) not in _LAUNCH_TYPES:
+                raise TypeError(f"launches: {row!r}"[:200])
 
     def __contains__(self, entry: str) -> bool:
         return entry in self._entries

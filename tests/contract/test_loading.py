@@ -257,7 +257,7 @@ def test_what_triton_puts_is_answered_with_an_intact_helper(project, damage):
     """Triton asks a manager to keep what ``knobs.build.impl`` gave it; the same helper may lie damaged elsewhere."""
     other = project / "other"
     shutil.copytree(project / "bundle", other)
-    [path] = other.rglob("*.so")
+    path = next(other.rglob("cuda_utils*.so"))
     data = path.read_bytes()
     if damage == "other bytes":
         path.write_bytes(b"x" + data[1:])
@@ -302,6 +302,8 @@ def test_names_that_no_message_can_hold(project, text):
     assert "bundle.json: corrupt" in row.reason
 
 
+# a kernel of Triton 3.9 whose files could not be read lacks what its __del__ asks for
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_bundle_that_disappears_between_looking_and_reading(project, monkeypatch):
     activate(bundles=[project / "bundle"])
     module = bundle_project.load(project)
