@@ -36,7 +36,7 @@ def parse_json(data: bytes) -> Any:
         RecursionError: it is nested too deeply.
     """
     found = json.loads(data.decode())
-    if b"\\ud" in data or b"\\uD" in data:
+    if b"\\" in data and (b"\\ud" in data or b"\\uD" in data):  # one byte is found at a tenth of the time
         json.dumps(found, ensure_ascii=False).encode()
     return found
 
