@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tcache.errors import OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["atomic_write", "new_directory", "new_file", "sha256_bytes", "sha256_file", "sorted_walk", "tree_size"]
 
@@ -75,19 +75,25 @@ def tree_size(root: Path) -> int:
 
 
 @contextlib.contextmanager
-def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
+def new_directory(target: Path, *, force: bool = False, ours: Callable[[Path], bool]) -> Iterator[Path]:
     """Build a directory beside ``target`` and move it there when the block ends without an exception.
 
     A failure leaves nothing behind, and an existing ``target`` is never touched unless ``force`` is set.
 
     Args:
         target: where the directory shall be.
-        force: replace an existing directory.
+        force: replace an existing directory that is empty or ``ours``.
+        ours: says of an existing directory whether it may be deleted: a slip of the hand is no request.
 
     Raises:
         OutputError: ``target`` exists, or its parent cannot be written.
     """
     _free(target, force=force)
+    if target.exists() and any(target.iterdir()) and not ours(target):
+        raise OutputError(
+            f"{target}: holds other things than `tcache pack` writes and is not replaced",
+            "choose another --output, or delete it yourself",
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
@@ -96,13 +102,33 @@ def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
     try:
         staging.chmod(0o755)
         yield staging
-        if target.exists():
-            shutil.rmtree(target)
-        os.rename(staging, target)
+        old = _aside(target)
+        try:
+            os.rename(staging, target)
+        except OSError:
+            if old is not None:
+                os.rename(old / target.name, target)
+            raise
+        finally:
+            if old is not None:
+                shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise _refused(target, error) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _aside(target: Path) -> Path | None:
+    """Move an existing directory into one beside it: deleting it may fail half-way, moving it back does not."""
+    if not target.exists():
+        return None
+    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        os.rename(target, folder / target.name)
+    except OSError:
+        folder.rmdir()
+        raise
+    return folder
 
 
 def new_file(target: Path, data: bytes, *, force: bool = False) -> None:
@@ -129,9 +155,9 @@ def _free(target: Path, *, force: bool, directory: bool = True) -> None:
         raise OutputError(f"{target.name[:40]}…: the name is too long", "choose another --output")
     replaceable = force and (target.is_dir() if directory else target.is_file())
     if target.is_symlink() or (target.exists() and not replaceable):
-        kind = "directory" if target.is_dir() else "file"
+        kind = "link" if target.is_symlink() else "directory" if target.is_dir() else "file"
         other = "choose another --output"
-        same = target.is_dir() == directory
+        same = not target.is_symlink() and target.is_dir() == directory
         raise OutputError(
             f"{target}: output exists already (a {kind})", f"{other}, or pass --force to replace it" if same else other
         )

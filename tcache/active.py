@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tcache.bundle import Bundle
 from tcache.discover import Offer, installed, named
 from tcache.environment import Environment, Rejected, compatible
-from tcache.errors import BundleError, UsageError
+from tcache.errors import BundleError, StoreError, UsageError
 from tcache.store import Store, default_store
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ class Active:
     on_select: Callable[[str, Kernel, ShapeKey, str, str], None] | None = None
     notices: set[str] = field(default_factory=set)
 
+    def refused(self, qualname: str) -> list[str]:
+        """Return why files of bundles that hold best configs of a kernel of that name are not used."""
+        rows = [row for store in self.stores if isinstance(store, _BundleStore) for row in store.refused.items()]
+        return [reason for file, reason in rows if file.endswith(f".{qualname}.json")]
+
     def notice(self, text: str) -> None:
         """Log ``text`` once in this process; after very many different ones, no more."""
         if text not in self.notices and len(self.notices) < _MOST_NOTICES:
@@ -117,7 +122,7 @@ def _install() -> None:
 
 
 def activate(
-    bundles: Sequence[str | os.PathLike[str]] | None = None,
+    bundles: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None = None,
     mode: str | None = None,
     store: str | os.PathLike[str] | None = None,
     *,
@@ -131,8 +136,8 @@ def activate(
     level INFO of the logger ``tcache`` says what is in use.
 
     Args:
-        bundles: bundle directories, first match wins; None reads ``TCACHE_BUNDLES`` (separated like ``PATH``) and
-            adds the bundles of installed packages (entry points of the group ``tcache.bundles``, unless
+        bundles: bundle directories, first match wins, or one of them; None reads ``TCACHE_BUNDLES`` (separated like
+            ``PATH``) and adds the bundles of installed packages (entry points of the group ``tcache.bundles``, unless
             ``TCACHE_INSTALLED_BUNDLES=0``).
         mode: ``tune``, ``lookup`` or ``frozen``; None reads ``TCACHE_MODE``, else ``frozen`` with bundles and
             ``tune`` without. Without this call, installed packages alone do not freeze a process.
@@ -146,6 +151,8 @@ def activate(
         UsageError: ``mode`` is not a mode.
     """
     global _active  # noqa: PLW0603
+    if isinstance(bundles, (str, os.PathLike)):
+        bundles = [bundles]
     with _lock:
         found = _active = replace(_gather(bundles, mode, store), retune=retune, since=since, on_select=on_select)
     _install()
@@ -173,16 +180,24 @@ class _BundleStore(Store):
     def __init__(self, bundle: Bundle) -> None:
         super().__init__(bundle.place / "store")
         self._bundle = bundle
+        self.refused: dict[str, str] = {}
+        """Files that are not used -> why."""
 
     def read(self, path: Path) -> Scan | None:
         name = path.relative_to(self._bundle.place).as_posix()
         if name not in self._bundle.files:
             return None
         checked = self._bundle.check(name)
-        if isinstance(checked, Rejected):
-            _log.warning("tcache: best configs are not used: %s", checked.reason)
+        try:
+            if isinstance(checked, Rejected):
+                raise StoreError(checked.reason)
+            found = super().read(path)
+        except StoreError as error:  # of another schema, say, although its digest is right
+            _log.warning("tcache: best configs are not used: %s", error.message)
+            self.refused[path.name] = error.message
             return None
-        return super().read(path)
+        self.refused.pop(path.name, None)
+        return found
 
 
 def _gather(

@@ -10,7 +10,7 @@ import base64
 import contextlib
 import csv
 import errno
-import hashlib
+import gzip
 import io
 import stat
 import tarfile
@@ -18,8 +18,9 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
+from tcache._fs import sha256_file
 from tcache.errors import BundleError
 from tcache.layout import BUNDLE_LABEL, Image, Layer, is_layout, read_layout
 
@@ -60,7 +61,17 @@ def opened(path: Path, limits: Limits = Limits()) -> Iterator[Path]:
             found = _bundle(path, stack, limits)
         except OSError as error:
             raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", _SPACE) from error
-        yield found
+        try:
+            yield found
+        except BundleError as error:
+            if found == path:
+                raise
+            raise _renamed(error, found, path) from error
+
+
+def _renamed(error: BundleError, folder: Path, what: str | Path) -> BundleError:
+    """Return an error that names the archive, not the temporary directory it was unpacked to."""
+    return BundleError(error.message.replace(str(folder), str(what)), error.hint)
 
 
 _SPACE = "free some space where TMPDIR is, or set it to another place"
@@ -111,6 +122,8 @@ def _scratch(stack: contextlib.ExitStack) -> Path:
 
 def _kind(path: Path) -> str | None:
     try:
+        if not path.is_file():  # a pipe would block
+            return None
         with path.open("rb") as file:
             head = file.read(512)
     except OSError:
@@ -143,9 +156,8 @@ def _check_record(path: Path, folder: Path) -> None:
         if name not in present or name not in rows:
             where = "is in RECORD and not in the wheel" if name not in present else "is not in RECORD"
             raise BundleError(f"{path}: {name} {where}", "pack it again")
-        data = present[name].read_bytes()
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        if rows[name] != [f"sha256={digest}", str(len(data))]:
+        digest = base64.urlsafe_b64encode(bytes.fromhex(sha256_file(present[name]))).rstrip(b"=").decode()
+        if rows[name] != [f"sha256={digest}", str(present[name].stat().st_size)]:
             raise BundleError(f"{path}: {name} is not what RECORD says", "pack it again")
 
 
@@ -165,8 +177,8 @@ def _from_layout(root: Path, stack: contextlib.ExitStack, limits: Limits, what: 
 def _named(root: Path, what: str) -> Image:
     try:
         return read_layout(root)
-    except BundleError as error:  # say the archive's name, not the temporary directory's
-        raise BundleError(error.message.replace(str(root), what), error.hint) from error
+    except BundleError as error:
+        raise _renamed(error, root, what) from error
 
 
 def _unpack_layer(layer: Layer, folder: Path, prefix: str, limits: Limits, what: str) -> bool:
@@ -180,7 +192,33 @@ def _unpack_layer(layer: Layer, folder: Path, prefix: str, limits: Limits, what:
             file.write(block)
         file.seek(0)
         unpack_tar(file, folder, limits, what=what, prefix=prefix)
-    return (folder / prefix / _MARK).is_file()
+        if (folder / prefix / _MARK).is_file():
+            return True
+        file.seek(0)
+        changed = _changed(file, prefix)
+        if changed is not None:
+            raise BundleError(f"{what}: a layer above the bundle's changes /{changed}", "pack it on top of that image")
+    return False
+
+
+def _changed(file: IO[bytes], prefix: str) -> str | None:
+    """Return what a layer adds or removes at, above or below ``prefix``; None when nothing but directories.
+
+    Source of the marks of removal: https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts.
+    """
+    with _opened_tar(file) as archive:
+        for info in archive:
+            name = info.name.removeprefix("./")
+            folder, _, last = name.rpartition("/")
+            if last == ".wh..wh..opq":
+                name = folder
+            elif last.startswith(".wh."):
+                name = f"{folder}/{last.removeprefix('.wh.')}".removeprefix("/")
+            elif info.isdir():
+                continue
+            if not name or f"{prefix}/".startswith(f"{name}/") or name.startswith(f"{prefix}/"):
+                return name
+    return None
 
 
 def unpack_tar(file: IO[bytes], target: Path, limits: Limits, *, what: str, prefix: str = "") -> None:
@@ -198,8 +236,11 @@ def unpack_tar(file: IO[bytes], target: Path, limits: Limits, *, what: str, pref
     """
     box = _Box(target, limits, what)
     try:
-        with tarfile.open(fileobj=file, mode="r:*") as archive:
-            for info in archive:
+        with _opened_tar(file) as archive:
+            for number, info in enumerate(archive):
+                if info.size < 0 or number >= limits.files:  # the former leads backwards, for ever
+                    reason = f"more than {limits.files} members" if info.size >= 0 else f"a size of {info.size} bytes"
+                    raise BundleError(f"{what}: {reason}")
                 name = info.name.removeprefix("./") or "."
                 if prefix and name != prefix and not name.startswith(f"{prefix}/"):
                     continue
@@ -220,6 +261,36 @@ def unpack_tar(file: IO[bytes], target: Path, limits: Limits, *, what: str, pref
         if judged is error:
             raise
         raise judged from error
+
+
+@contextlib.contextmanager
+def _opened_tar(file: IO[bytes]) -> Iterator[tarfile.TarFile]:
+    """Open a tar archive, compressed with gzip or not; nothing larger than :data:`_LARGEST_HEADER` is read at once.
+
+    tarfile reads long names and PAX headers in one piece, whatever their size: of zeros, gigabytes fit in a few
+    megabytes of gzip.
+    """
+    compressed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    with contextlib.ExitStack() as stack:
+        source: Any = stack.enter_context(gzip.GzipFile(fileobj=file)) if compressed else file
+        yield stack.enter_context(tarfile.open(fileobj=_Sparing(source), mode="r:"))  # type: ignore[call-overload]
+
+
+_LARGEST_HEADER = 16 * 1024 * 1024
+
+
+class _Sparing:
+    """A seekable file that refuses to be read in one large piece."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return bytes(self._file.read(size))
 
 
 def unpack_zip(path: Path, target: Path, limits: Limits = Limits()) -> None:

@@ -70,8 +70,8 @@ class Bundle:
         self.gpus, self.manifests, self.helpers, self.files = head.gpus, head.manifests, head.helpers, head.files
         self.notes, self.hip_library = head.notes, head.hip_library
         self._grouped: dict[str, dict[str, str]] | None = None
-        self._checked: dict[str, tuple[_Stamp, Accepted | Rejected]] = {}
-        self._opened: dict[str, tuple[tuple[_Stamp, ...], dict[str, Path] | Rejected]] = {}
+        self._checked: dict[str, _Stamp] = {}
+        self._opened: dict[str, tuple[tuple[_Stamp, ...], dict[str, Path]]] = {}
         self._index: Index | None = None
 
     def __repr__(self) -> str:
@@ -105,13 +105,14 @@ class Bundle:
                 return stamp
             stamps.append(stamp)
         known = self._opened.get(key)
-        if known is None or known[0] != tuple(stamps):
-            known = self._opened[key] = (tuple(stamps), self._open_entry(key, names))
-        return known[1]
-
-    def _open_entry(self, key: str, names: dict[str, str]) -> dict[str, Path] | Rejected:
+        if known is not None and known[0] == tuple(stamps):
+            return known[1]
         problem = self._entry_problem(key, names)
-        return problem or {file: self.place / name for file, name in names.items()}
+        if problem is not None:
+            return problem  # not kept: no descriptor left, or a network's error, may be over at the next launch
+        files = {file: self.place / name for file, name in names.items()}
+        self._opened[key] = (tuple(stamps), files)
+        return files
 
     def _entry_problem(self, key: str, names: dict[str, str]) -> Rejected | None:
         contents = {}
@@ -128,15 +129,16 @@ class Bundle:
         return data if isinstance(data, Rejected) else None
 
     def check(self, name: str) -> Accepted | Rejected:
-        """Compare a file with the size and digest in ``bundle.json``; the answer holds while the file is unchanged."""
+        """Compare a file with the size and digest in ``bundle.json``; what agrees does while the file is unchanged."""
         stamp = self._stamp(name)
         if isinstance(stamp, Rejected):
             return stamp
-        known = self._checked.get(name)
-        if known is None or known[0] != stamp:
+        if self._checked.get(name) != stamp:
             data = self.read(name)
-            known = self._checked[name] = (stamp, data if isinstance(data, Rejected) else Accepted())
-        return known[1]
+            if isinstance(data, Rejected):
+                return data
+            self._checked[name] = stamp
+        return Accepted()
 
     def _stamp(self, name: str) -> _Stamp | Rejected:
         try:
@@ -181,6 +183,14 @@ class Bundle:
             ):
                 checked = self._trusted(helper.path)
                 return checked if isinstance(checked, Rejected) else self.place / helper.path
+        return None
+
+    def helper_of(self, file: str, digest: str) -> Path | None:
+        """Return the native helper of that file name and SHA-256, None when none is packed that may be used."""
+        for helper in self.helpers:
+            wanted = PurePosixPath(helper.path).name == file and self.files.get(helper.path, (0, ""))[1] == digest
+            if wanted and isinstance(self._trusted(helper.path), Accepted):
+                return self.place / helper.path
         return None
 
     def _trusted(self, name: str) -> Accepted | Rejected:

@@ -24,7 +24,8 @@ class Rejected:
     Attributes:
         reason: why, for a reader.
         kind: the same as one word: ``triton``, ``python``, ``platform``, ``libc``, ``variable``, ``bundle`` (the
-            bundle as a whole is absent, foreign or corrupt) or ``damaged`` (one file is not what was packed).
+            bundle as a whole is absent, foreign or corrupt), ``helper`` (it cannot be loaded from where it is) or
+            ``damaged`` (one file is not what was packed).
     """
 
     reason: str

@@ -119,7 +119,7 @@ def explain_entry(key: str, compilation: Compilation | None, active: Active, ref
             elif not rows:
                 hint = "pack with the service's own Triton, unedited: warm up and pack again, or install the one packed"
         elif refused:
-            hint = "the bundle is not what was packed: copy it again, and see `tcache verify`"
+            hint = _COPY_AGAIN
         else:
             reasons.append("kernel")
             details.append(f"no entry of this kernel is packed in {_bundles(active)}")
@@ -145,6 +145,9 @@ def _facts(compilation: Compilation | None) -> dict[str, Any] | None:
         return None if compilation is None else facts_of(compilation)
     except Exception:  # of source that somebody generated, with values of any kind
         return None
+
+
+_COPY_AGAIN = "the bundle is not what was packed: copy it again, and see `tcache verify`"
 
 
 def _near_details(near: _Near, rows: list[Difference]) -> list[str]:
@@ -228,7 +231,9 @@ def explain_config(
         word: the reason as one of the words of :class:`~tcache.errors.CacheMiss`.
         arguments: the launch's arguments by name.
     """
-    details = [f"GPU: {gpu}", f"shape key: {shape}", f"reason: {reason}"]
+    refused = active.refused(kernel.rpartition(":")[2])
+    details = [f"refused: {text}" for text in refused]
+    details += [f"GPU: {gpu}", f"shape key: {shape}", f"reason: {reason}"]
     details += [f"skipped bundle {row.path}: {row.reason}" for row in active.skipped]
     if near:
         details.append(f"nearest tuned shape: {near}")
@@ -239,8 +244,10 @@ def explain_config(
         f"{kernel} has no best config for this launch (mode {active.mode})",
         kernel=kernel,
         details=tuple(details),
-        hint="add the shape to the shape manifest and run `tcache tune` on this GPU, then warm up and pack again",
-        reasons=tuple(dict.fromkeys([word, *(row.kind for row in active.skipped)])),
+        hint=_COPY_AGAIN
+        if refused
+        else "add the shape to the shape manifest and run `tcache tune` on this GPU, then warm up and pack again",
+        reasons=tuple(dict.fromkeys([*(["damaged"] if refused else []), word, *(row.kind for row in active.skipped)])),
         manifest=lines,
     )
 

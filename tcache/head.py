@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from tcache.environment import Environment
 from tcache.errors import BundleError
+from tcache.index import parse_json
 
 __all__ = ["MANIFEST", "SCHEMA", "Head", "Helper", "read_head"]
 
@@ -157,7 +157,7 @@ def _load_json(path: Path) -> dict[str, Any]:
             if status.st_size > _LARGEST_JSON:
                 raise BundleError(f"{path}: larger than {_LARGEST_JSON} bytes", "pack it again")
             text = file.read(_LARGEST_JSON)
-        data = json.loads(text)
+        data = parse_json(text)
     except FileNotFoundError as error:
         raise BundleError(
             f"{path.parent}: not a bundle: no {path.name}", "give a directory that `tcache pack` wrote"

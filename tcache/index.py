@@ -18,9 +18,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SCHEMA", "Index"]
+__all__ = ["SCHEMA", "Index", "parse_json"]
 
 SCHEMA = 1
+_FACTS = {"kernel": str, "target": str, "source": str,
+          "signature": dict, "constants": dict, "attributes": dict, "options": dict}  # fmt: skip
+_FACT_TYPES = tuple(_FACTS.values())
+_LAUNCH = ("gpu", "ref", "entry", "shape", "config")
+_LAUNCH_TYPES = {(str, str, str, shape, config) for shape in (str, type(None)) for config in (str, type(None))}
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON of which all can be written as UTF-8: into messages, as names of files.
+
+    Raises:
+        ValueError: it is no JSON, no UTF-8, or has half of a surrogate pair, which JSON can escape.
+        RecursionError: it is nested too deeply.
+    """
+    found = json.loads(data.decode())
+    if b"\\" in data and (b"\\ud" in data or b"\\uD" in data):  # one byte is found at a tenth of the time
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 class Index:
@@ -38,16 +56,27 @@ class Index:
 
     def __init__(self, data: bytes) -> None:
         try:
-            found = json.loads(data)
+            found = parse_json(data)
             if found["schema"] != SCHEMA:
                 raise ValueError(f"index schema {found['schema']!r}, expected {SCHEMA}")
-            self._shared: dict[str, Any] = dict(found["options"])
-            self._entries: dict[str, dict[str, Any]] = dict(found["entries"])
-            self.launches: list[dict[str, Any]] = list(found["launches"])
+            self._shared: dict[str, Any] = {**found["options"]}
+            self._entries: dict[str, dict[str, Any]] = {**found["entries"]}
+            self.launches: list[dict[str, Any]] = [*found["launches"]]
+            self._check()
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"corrupt: {error!r}") from error
         self._facts: dict[str, dict[str, Any]] | None = None
         self._refs: dict[str, str] | None = None
+
+    def _check(self) -> None:
+        """Refuse rows that lack what launches, preloading and comparing read, or have it of another type."""
+        for entry, row in self._entries.items():
+            if tuple(map(type, map(row.get, _FACTS))) != _FACT_TYPES:
+                wrong = next(name for name, kind in _FACTS.items() if type(row.get(name)) is not kind)
+                raise TypeError(f"entry {entry}: {wrong} is {row.get(wrong)!r}"[:200])
+        for row in self.launches:
+            if tuple(map(type, map(row.__getitem__, _LAUNCH))) not in _LAUNCH_TYPES:
+                raise TypeError(f"launches: {row!r}"[:200])
 
     def __contains__(self, entry: str) -> bool:
         return entry in self._entries

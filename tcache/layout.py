@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,10 @@ def _read(root: Path) -> Image:
         descriptor = _one(root, json.loads(_blob(root, descriptor))["manifests"])
     manifest = json.loads(_blob(root, descriptor))
     config = json.loads(_blob(root, manifest["config"]))
+    for inner, kind in ((config.get("config"), dict), ((config.get("config") or {}).get("Labels"), dict),
+                        (config.get("history"), list)):  # fmt: skip
+        if inner is not None and not isinstance(inner, kind):
+            raise TypeError(f"{inner!r} in the config")
     diff_ids = config["rootfs"]["diff_ids"]
     if len(diff_ids) != len(manifest["layers"]):
         raise BundleError(
@@ -128,7 +133,10 @@ def _one(root: Path, manifests: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _small(path: Path) -> bytes:
-    if path.stat().st_size > _LARGEST_JSON:
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # a pipe would block
+        raise BundleError(f"{path}: not a regular file", _AGAIN)
+    if found.st_size > _LARGEST_JSON:
         raise BundleError(f"{path}: larger than {_LARGEST_JSON} bytes", _AGAIN)
     return path.read_bytes()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
     def get_file(self, filename: str) -> str | None:
         """Return the path of one file: Triton asks so for native helpers and dumped IR."""
         for bundle in active().bundles:
-            found = bundle.helper(key=self.key, name=filename)
+            found = _loadable(bundle.helper(key=self.key, name=filename))
             if isinstance(found, Path):
                 return str(found)
             if found is not None:
@@ -120,9 +121,10 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
 
 
 def _unwritten(filename: str) -> CacheMiss:
+    told = _cache.told_to_compile()
     miss = CacheMiss(
-        f"frozen: Triton would write {filename} to its cache",
-        hint="pack it, or use mode=lookup",
+        f"frozen: Triton would write {filename} to its cache{f', since {told}' if told else ''}",
+        hint="unset it, or use mode=lookup" if told else "pack it, or use mode=lookup",
         reasons=("helper" if filename.endswith(".so") else "kernel",),
     )
     count_miss(miss.reasons)
@@ -131,11 +133,22 @@ def _unwritten(filename: str) -> CacheMiss:
 
 def _same_bytes(data: Any, filename: str, bundles: tuple[Bundle, ...]) -> str | None:
     digest = hashlib.sha256(data if isinstance(data, bytes) else str(data).encode()).hexdigest()
-    for bundle in bundles:
-        for helper in bundle.helpers:
-            if Path(helper.path).name == filename and bundle.files[helper.path][1] == digest:
-                return str(bundle.place / helper.path)
-    return None
+    found = (_loadable(bundle.helper_of(filename, digest)) for bundle in bundles)
+    return next((str(path) for path in found if isinstance(path, Path)), None)
+
+
+def _loadable(helper: Path | Rejected | None) -> Path | Rejected | None:
+    """Refuse a helper where no code can be loaded from: runtimes may mount Kubernetes' image volumes so.
+
+    Not :class:`tcache.bundle.Bundle`'s to say: ``verify`` looks at a copy, and loads none.
+    """
+    if not isinstance(helper, Path):
+        return helper
+    try:
+        barred = os.statvfs(helper).f_flag & os.ST_NOEXEC
+    except OSError as error:
+        return Rejected(f"{helper}: {error.strerror}")
+    return Rejected(f"{helper}: its file system is mounted noexec: copy the bundle", "helper") if barred else helper
 
 
 def _refusing() -> bool:
@@ -163,7 +176,7 @@ def _build(
     digest = hashlib.sha256(Path(src).read_bytes()).hexdigest()
     refused = []
     for bundle in active().bundles:
-        found = bundle.helper(source=digest)
+        found = _loadable(bundle.helper(source=digest))
         if isinstance(found, Path):
             return str(found)
         if found is not None:

@@ -105,7 +105,10 @@ class Prebaked:
         if files is None or isinstance(files, Rejected):
             return None  # the overlay says what is wrong with it
         key = base64.b32decode(entry + "=" * (-len(entry) % 8)).hex()
-        kernel = compiled(function, made, {name: str(path) for name, path in files.items()}, key)
+        try:
+            kernel = compiled(function, made, {name: str(path) for name, path in files.items()}, key)
+        except OSError:
+            return None  # gone since it was looked at
         with self._lock:
             if len(self._kernels) >= _LARGEST:
                 self._kernels.clear()

@@ -82,6 +82,10 @@ def verify(path: Path, manifests: list[Path], root: Path) -> Report:
 def _verify(path: Path, manifests: list[Path], root: Path) -> Report:
     bundle = Bundle(path)
     report = Report(problems=bundle.problems(), notes=list(bundle.notes))
+    try:
+        bundle.index()
+    except BundleError as error:  # of another schema, say, although its digest is right
+        report.problems = list(dict.fromkeys([*report.problems, error.message]))
     chosen = [(path, None) for path in manifests] or _packed_manifests(bundle, root)
     with tempfile.TemporaryDirectory(prefix="tcache-verify-", dir=_scratch()) as scratch:
         moved = Path(scratch, "elsewhere")
@@ -130,7 +134,7 @@ def _compare(report: Report, bundle: Bundle, gpu: str, replayed: list[dict[str, 
     """
     try:
         packed = [{name: row[name] for name in _FIELDS} for row in bundle.index().launches if row["gpu"] == gpu]
-    except (BundleError, KeyError, TypeError):
+    except BundleError:
         return  # reported as damaged
     identity = _FIELDS if own else _FIELDS[1:]
     made = {tuple(row[name] for name in identity) for row in replayed}
@@ -174,7 +178,7 @@ def _compare_entries(report: Report, bundle: Bundle) -> None:
         described = {entry for entry, _ in index.kernels()}
         facts = {entry: index.fact(entry) for entry in described}
         launched = {(row["gpu"], row["entry"]) for row in index.launches}
-    except (BundleError, KeyError, TypeError):
+    except BundleError:
         return  # reported as damaged
     captured = {entry for entry, row in facts.items() if row.get("captured") is True}
     report.captured = len(captured)

@@ -33,6 +33,11 @@ def cache_directory() -> str:
     return str(knobs.cache.dir)
 
 
+def told_to_compile() -> str | None:
+    """Return what makes Triton compile whether or not the cache has an entry, None when nothing does."""
+    return "TRITON_ALWAYS_COMPILE is set" if knobs.compilation.always_compile else None
+
+
 def set_manager(cls: type[Any]) -> None:
     """Make ``cls`` the class Triton instantiates for every cache entry in this process."""
     knobs.cache.manager_class = cls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import time
 from pathlib import Path
@@ -140,7 +141,8 @@ def command(
         _warm(resolved, jobs, quiet=as_json)
     absent = missing_entries(resolved)
     if absent:
-        raise _missing(absent, resolved, manifests, cache_dir)
+        again = {"--gpu": gpus, "--target": target, "--store": store, "--cache-dir": cache_dir}
+        raise _missing(absent, resolved, manifests, again)
     packed = _pack(resolved, selection, name, kinds, form, output or Path(), options)
     _report(packed, time.perf_counter() - begin, as_json=as_json)
 
@@ -217,20 +219,27 @@ def _warm(resolved: list[Resolved], jobs: int | None, *, quiet: bool) -> None:
         raise BundleError(
             f"{len(failed)} of {len(todo)} entries cannot be compiled, the first is {first.resolved.where}: "
             f"{first.resolved.kernel} [{first.resolved.config}]: {first.error}",
-            "tune again, or take the case out of the manifest",
+            "free some space where the cache is"
+            if f"[Errno {errno.ENOSPC}]" in str(first.error)
+            else "tune again, or take the case out of the manifest",
         )
 
 
 def _missing(
-    absent: list[Resolved], resolved: list[Resolved], manifests: tuple[Path, ...], cache_dir: Path | None
+    absent: list[Resolved], resolved: list[Resolved], manifests: tuple[Path, ...], again: dict[str, Any]
 ) -> Exception:
+    import shlex
+
     from tcache.errors import MissingEntries
 
-    rows = [f"{row.kernel} [{row.shape}] {row.config or ''} {row.entry}".replace("  ", " ") for row in absent]
-    names = " ".join(str(path) for path in manifests)
-    cache = f" --cache-dir {cache_dir}" if cache_dir is not None else ""
+    rows = [" ".join([row.kernel, *([f"[{row.shape}]", str(row.config)] if row.shape else []), row.entry])
+            for row in absent]  # fmt: skip
+    words = ["tcache", "warmup", *map(str, manifests)]
+    for option, values in again.items():
+        for value in values if isinstance(values, tuple) else [values] if values is not None else []:
+            words += [option, str(value)]
     total = len({launch.entry for launch in resolved})
-    return MissingEntries(rows, total, f"run: tcache warmup {names}{cache}, or pass --warmup")
+    return MissingEntries(rows, total, f"run: {shlex.join(words)}, or pass --warmup")
 
 
 def _pack(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,17 @@ def write_directory(contents: Contents, target: Path, *, force: bool = False) ->
     return contents.packed(target, "dir", contents.files)
 
 
+_MARKS = ("bundle.json", "oci-layout")
+_KEY = re.compile(r"[A-Z2-7]{52}")
+
+
+def _written(folder: Path) -> bool:
+    """Return whether a directory is what a writer here makes: a bundle, an image layout, or a cache of nothing else."""
+    if any((folder / mark).is_file() for mark in _MARKS):
+        return True
+    return all(_KEY.fullmatch(child.name) and child.is_dir() for child in folder.iterdir())
+
+
 def write_tree(members: Iterable[Member | Borrowed], target: Path, *, force: bool = False) -> None:
     """Write members below a new directory, with modes and times that depend on nothing but ``SOURCE_DATE_EPOCH``.
 
@@ -39,7 +51,7 @@ def write_tree(members: Iterable[Member | Borrowed], target: Path, *, force: boo
         OutputError: ``target`` exists or cannot be written; nothing is left behind.
     """
     when = source_date_epoch()
-    with new_directory(target, force=force) as folder:
+    with new_directory(target, force=force, ours=_written) as folder:
         made = {folder}
         for member in members:
             path = folder / member.path

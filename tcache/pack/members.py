@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tcache._binary import entry_problem
 from tcache._triton.cache import cache_directory
 from tcache.compile import entry_present
 from tcache.errors import BundleError
@@ -92,23 +93,24 @@ def entry_members(resolved: Iterable[Resolved], include_ir: tuple[str, ...] = ()
             raise BundleError(
                 f"{folder}: entry has no metadata or no binary", "delete it and run `tcache warmup` again"
             )
-        _check_binary(launch, files)
-        for file, path in sorted(files.items()):
-            data = relocatable(str(path), launch.entry, file, path.read_bytes(), keep_debug=bool(include_ir))
+        contents = {file: path.read_bytes() for file, path in sorted(files.items())}
+        problem = _problem(launch, contents)
+        if problem is not None:
+            raise BundleError(f"{folder}: {problem}", "delete the entry's directory and run `tcache warmup` again")
+        for file, raw in contents.items():
+            data = relocatable(str(folder / file), launch.entry, file, raw, keep_debug=bool(include_ir))
             found.append(Member(f"entries/{launch.entry}/{file}", data))
     return found
 
 
-def _check_binary(launch: Resolved, files: dict[str, Path]) -> None:
-    """Refuse an entry whose binary is damaged or for another architecture than the launch's."""
-    for file, path in files.items():
-        problem = None
-        if file.endswith(".cubin") and isinstance(launch.gpu.arch, int):
-            problem = cubin_problem(path.read_bytes(), launch.gpu.arch)
-        elif file.endswith(".hsaco") and path.read_bytes()[:4] != b"\x7fELF":
-            problem = "it is no ELF file"
-        if problem is not None:
-            raise BundleError(f"{path}: {problem}", "delete the entry's directory and run `tcache warmup` again")
+def _problem(launch: Resolved, contents: dict[str, bytes]) -> str | None:
+    """Return why no service would take an entry, or that it is for another architecture than the launch's."""
+    problem = entry_problem(launch.entry, contents)
+    arch = launch.gpu.arch
+    if problem is not None or not isinstance(arch, int):
+        return problem
+    found = {file: cubin_problem(data, arch) for file, data in contents.items() if file.endswith(".cubin")}
+    return next((f"{file}: {text}" for file, text in found.items() if text), None)
 
 
 def relocatable(where: str, entry: str, file: str, data: bytes, *, keep_debug: bool = False) -> bytes:
@@ -120,12 +122,12 @@ def relocatable(where: str, entry: str, file: str, data: bytes, *, keep_debug: b
     if file.endswith(".json"):
         try:
             metadata = json.loads(data)
-        except ValueError as error:
+            libraries = metadata.get("extern_libs") or []
+            metadata["extern_libs"] = [[name, Path(library).name] for name, library in libraries]
+        except (ValueError, TypeError, AttributeError) as error:
             raise BundleError(
-                f"{where}: corrupt, expected JSON", "delete the entry and run `tcache warmup` again"
+                f"{where}: corrupt, expected Triton's metadata", "delete the entry and run `tcache warmup` again"
             ) from error
-        libraries = metadata.get("extern_libs") or []
-        metadata["extern_libs"] = [[name, Path(library).name] for name, library in libraries]
         return json.dumps(metadata, separators=(",", ":")).encode()
     if file.endswith(".cubin") and not keep_debug:
         return with_name(strip_debug(data), entry)

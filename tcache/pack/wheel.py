@@ -29,7 +29,11 @@ GROUP = "tcache.bundles"
 """Entry point group: name of the bundle -> the package that holds it."""
 
 _EARLIEST = 315532800  # 1980-01-01, the first time a zip archive can say
-_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?")
+_NUMBER = r"(0|[1-9]\d*)"
+_VERSION = re.compile(
+    rf"{_NUMBER}(\.{_NUMBER})*((a|b|rc){_NUMBER})?(\.post{_NUMBER})?(\.dev{_NUMBER})?(\+[a-z0-9]+(\.[a-z0-9]+)*)?",
+    re.ASCII,
+)
 
 
 def write_wheel(contents: Contents, target: Path, version: str | None = None, *, force: bool = False) -> Packed:

@@ -293,6 +293,30 @@ def test_damaged_binaries_are_not_packed(packed, tmp_path):
         assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda data: data.clear(), "corrupt: KeyError"),
+        (lambda data: data.update(hash="ab" * 32), "metadata of another entry"),
+        (lambda data: data["target"].update(arch=80), "it is for sm_90, not sm_80"),
+        (lambda data: data.update(extern_libs=5), "corrupt, expected Triton's metadata"),
+    ],
+)
+def test_damaged_metadata_is_not_packed(packed, tmp_path, change, text):
+    """What no service would take is no bundle, although Triton itself would."""
+    cache = tmp_path / "cache"
+    shutil.copytree(packed / "cache", cache)
+    for binary in cache.rglob("*.cubin"):
+        path = binary.with_suffix(".json")
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+    found = run(packed, "pack", "m.yaml", "-o", str(tmp_path / "b"), code=2, env={"TRITON_CACHE_DIR": str(cache)})
+    assert text in found.stderr
+    assert "Traceback" not in found.stderr
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_kernel_file_may_print_and_must_not_exit(project):
     (project / "kernels.py").write_text(KERNELS + "\nprint('noise', end='')\n")
     assert json.loads(run(project, "resolve", "m.yaml", "--json").stdout)["launches"]

@@ -17,12 +17,15 @@ import torch
 
 from tcache.active import _BundleStore, activate
 from tcache.bundle import Bundle, Rejected
-from tcache.errors import BundleError, CacheMiss
+from tcache.diff import diff
+from tcache.errors import BundleError, CacheMiss, TcacheError
+from tcache.overlay import OverlayCacheManager
+from tcache.preloading import preload
 
 sys.path.insert(0, str(Path(__file__).parent))
 import bundle_project
 
-FILES, HEADS, SIGNED, LAUNCHES = 2600, 1800, 800, 150
+FILES, HEADS, SIGNED, LAUNCHES, DOCUMENTS = 2600, 1800, 800, 150, 120
 JUNK = [
     None,
     -1,
@@ -301,3 +304,52 @@ def test_what_reaches_the_driver_is_what_was_packed(packed, damaged, null_gpu, m
     module.scale.device_caches.clear()
     assert min(seen["miss"], seen["hit"]) > 10, seen
     assert not seen["silent"]
+
+
+def outcome(call):
+    try:
+        call()
+    except CacheMiss as miss:
+        return "miss" if miss.reasons else "silent"
+    except TcacheError as error:
+        return "refused" if error.message else "silent"
+    return "fine"
+
+
+@pytest.mark.parametrize("kind", ["index.json", "store", "bundle.json"])
+def test_documents_that_were_signed_lead_to_a_hit_or_a_reason(packed, damaged, null_gpu, kind):
+    """On every way that reads them: launches of tuned and of stock kernels, preloading, comparing, helpers."""
+    root, original = packed
+    [name] = [name for name in original if name.endswith(".json") and name.startswith(kind)]
+    helper = next(name for name in original if name.endswith(".so"))
+    module, seen = bundle_project.load(root), collections.Counter()
+    x = torch.zeros(4096)
+    calls = {
+        "tuned": lambda: module.tuned[(1,)](x, 16),
+        "untuned": lambda: module.tuned[(1,)](x, 17),
+        "stock": lambda: module.scale[(1,)](x, x, 4096, BLOCK=64),
+        "other": lambda: module.scale[(1,)](x, x, 4097, BLOCK=64),
+        "preload": preload,
+        "put": lambda: OverlayCacheManager("A" * 52).put(original[helper], Path(helper).name),
+        "diff": lambda: diff(damaged.root, root / "bundle"),
+    }
+    for _ in range(DOCUMENTS):
+        value = json.loads(original[name])
+        parent, key = damaged.random.choice(list(places(value)))
+        if damaged.random.random() < 0.3:
+            del parent[key]
+        else:
+            parent[key] = damaged.random.choice(JUNK)
+        damaged.put(name, json.dumps(value).encode())
+        if kind != "bundle.json":
+            bundle_project.sign(damaged.root)
+        activate(bundles=[damaged.root], mode="frozen")
+        for what, call in calls.items():
+            module.scale.device_caches.clear()
+            module.tuned.fn.device_caches.clear()
+            module.tuned.cache.clear()
+            seen[what, outcome(call)] += 1
+        damaged.restore(name)
+    assert seen["untuned", "miss"] == seen["other", "miss"] == DOCUMENTS, seen
+    assert min(seen["stock", "fine"], seen["tuned", "fine"], seen["preload", "fine"]) > 10, seen
+    assert not [row for row in seen if row[1] == "silent" or (row[1] == "refused" and row[0] != "diff")], seen

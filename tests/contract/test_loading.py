@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -11,12 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from triton import knobs
 
 import tcache
 from tcache import active as active_module
+from tcache import prebaked as prebaked_module
 from tcache._triton.cache import compile_events, set_cache_directory
 from tcache.active import activate, active
+from tcache.bundle import Accepted
 from tcache.errors import CacheMiss
+from tcache.overlay import OverlayCacheManager
 
 sys.path.insert(0, str(Path(__file__).parent))
 import bundle_project
@@ -243,3 +250,101 @@ def test_kernels_of_torch_compile_hit_wherever_it_moves_the_cache(project, tmp_p
     assert "constexpr" in caught.value.reasons
     assert "`tcache record` writes what a running program launches" in str(caught.value)
     assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize("damage", ["other bytes", "writable", "unlisted"])
+def test_what_triton_puts_is_answered_with_an_intact_helper(project, damage):
+    """Triton asks a manager to keep what ``knobs.build.impl`` gave it; the same helper may lie damaged elsewhere."""
+    other = project / "other"
+    shutil.copytree(project / "bundle", other)
+    path = next(other.rglob("cuda_utils*.so"))
+    data = path.read_bytes()
+    if damage == "other bytes":
+        path.write_bytes(b"x" + data[1:])
+    elif damage == "writable":
+        path.chmod(0o777)
+    else:
+        name = path.relative_to(other).as_posix()
+        bundle_project.edit(other / "bundle.json", lambda head: head["files"].pop(name))
+    activate(bundles=[other, project / "bundle"])
+    found = Path(OverlayCacheManager("A" * 52).put(data, path.name))
+    assert found == project / "bundle" / path.relative_to(other)
+    activate(bundles=[other])
+    with pytest.raises(CacheMiss):
+        OverlayCacheManager("A" * 52).put(data, path.name)
+
+
+def test_an_error_that_passes_is_no_verdict(project):
+    """No descriptor was left at the first launch: the next one hits."""
+    bundle = activate(bundles=[project / "bundle"]).bundles[0]
+    [key] = [key for key in bundle.entries if (project / "bundle" / "entries" / key / "scale.json").exists()]
+    store = next(name for name in bundle.files if name.startswith("store/"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        entry, file = bundle.entry_files(key), bundle.check(store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "Too many open files" in entry.reason
+    assert "Too many open files" in file.reason
+    assert isinstance(bundle.entry_files(key), dict)
+    assert isinstance(bundle.check(store), Accepted)
+
+
+@pytest.mark.parametrize("text", [b'"\\ud800"', b'"\xed\xa0\x80"'])
+def test_names_that_no_message_can_hold(project, text):
+    head = project / "bundle" / "bundle.json"
+    name = next(helper["path"] for helper in json.loads(head.read_bytes())["helpers"])
+    head.write_bytes(head.read_bytes().replace(f'"{name}"'.encode(), text))
+    [row] = activate(bundles=[project / "bundle"]).skipped
+    assert "bundle.json: corrupt" in row.reason
+
+
+# a kernel of Triton 3.9 whose files could not be read lacks what its __del__ asks for
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_bundle_that_disappears_between_looking_and_reading(project, monkeypatch):
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    real = prebaked_module.compiled
+
+    def late(*args):
+        shutil.rmtree(project / "bundle")
+        return real(*args)
+
+    monkeypatch.setattr(prebaked_module, "compiled", late)
+    with pytest.raises(CacheMiss, match="No such file or directory"):
+        module.tuned[(1,)](torch.zeros(64), 16)
+
+
+def test_one_bundle_need_not_be_a_list(project):
+    for place in (project / "bundle", str(project / "bundle")):
+        assert [bundle.root for bundle in activate(bundles=place).bundles] == [project / "bundle"]
+
+
+def test_a_helper_on_a_file_system_that_runs_no_code(project, monkeypatch):
+    """As Kubernetes' image volumes may be: loading it would be an ImportError."""
+    copy = project / "copy"
+    shutil.copytree(project / "bundle", copy)
+    real = os.statvfs
+
+    def barred(path):
+        found = list(real(path))
+        found[8] = (found[8] | os.ST_NOEXEC) if Path(path).is_relative_to(copy) else (found[8] & ~os.ST_NOEXEC)
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", barred)
+    helper = activate(bundles=[copy, project / "bundle"]).bundles[0].helpers[0]
+    data, file = (copy / helper.path).read_bytes(), Path(helper.path).name
+    manager = OverlayCacheManager(helper.keys[0])
+    assert manager.get_file(file) == manager.put(data, file) == str(project / "bundle" / helper.path)
+    source = project / "helper.c"
+    source.write_text("as Triton hands it over")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    bundle_project.edit(copy / "bundle.json", lambda head: head["helpers"][0].update(source=digest))
+    activate(bundles=[copy])
+    assert manager.get_file(file) is None
+    with pytest.raises(CacheMiss, match="mounted noexec") as caught:
+        knobs.build.impl(helper.name, str(source), "", [], [], [])
+    assert caught.value.reasons == ("helper",)

@@ -259,3 +259,27 @@ def test_an_explanation_does_without_a_damaged_index(project):
     (project / "bundle" / "index.json").write_text("{")
     miss = missing(scale, module, n=1)
     assert miss.reasons == ("kernel",)
+
+
+def test_triton_told_to_compile_whatever_there_is(project, monkeypatch):
+    module = frozen(project)
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    for call in (lambda: scale(module), lambda: module.tuned[(1,)](torch.zeros(64), 16)):
+        with pytest.raises(CacheMiss, match="since TRITON_ALWAYS_COMPILE is set") as caught:
+            call()
+        assert caught.value.hint.startswith("unset it")
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_damaged_best_configs(project, signed):
+    """The shape was tuned: to say that it never was, and to tune again, would lead astray."""
+    [path] = (project / "bundle" / "store").rglob("*.json")
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 9'))
+    if signed:
+        bundle_project.sign(project / "bundle")
+    module = frozen(project)
+    miss = missing(lambda: module.tuned[(1,)](torch.zeros(64), 16))
+    assert miss.reasons == ("damaged", "untuned")
+    assert f"refused: {path}" in str(miss)
+    assert ("schema" if signed else "digest differs") in str(miss)
+    assert "copy it again" in miss.hint

@@ -176,6 +176,18 @@ def test_outputs(project, tcache):
     refusal(tcache("pack", "m.yaml", "-o", "/proc/b", cwd=project), "/proc/b: cannot write here")
     tcache("pack", "m.yaml", "-o", "full", "--force", cwd=project, check=0)
     assert (project / "full" / "bundle.json").exists()
+    tcache("pack", "m.yaml", "-o", "full", "--force", cwd=project, check=0)
+    native = ("pack", "m.yaml", "-o", "native", "--format", "native", "--mount-path", "/c", "--force")
+    tcache(*native, cwd=project, check=0)
+    tcache(*native, cwd=project, check=0)
+    (project / "link").symlink_to("full")
+    linked = tcache("pack", "m.yaml", "-o", "link", "--force", cwd=project)
+    refusal(linked, "link: output exists already (a link)")
+    assert "--force" not in linked.stderr
+    (project / "mine").mkdir()
+    (project / "mine" / "thesis.txt").write_text("")
+    refusal(tcache("pack", "m.yaml", "-o", "mine", "--force", cwd=project), "mine: holds other things than")
+    assert (project / "mine" / "thesis.txt").exists()
     assert not [path for path in project.iterdir() if path.name.startswith(".")]
 
 

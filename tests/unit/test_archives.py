@@ -8,13 +8,16 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
+import tracemalloc
 import zipfile
 from random import Random
 
 import pytest
 
 from tcache.archives import Limits, opened, unpack_tar, unpack_zip
+from tcache.bundle import Bundle
 from tcache.errors import BundleError
 
 NAMES = ["../up", "a/../../up", "/etc/up", "a//b", "a\\b", "./../up", "..", "a/.."]
@@ -182,9 +185,8 @@ def a_wheel():
     return buffer.getvalue()
 
 
-def an_image(tmp_path):
-    layer = tar_of("opt/b/bundle.json", "opt/b/entries/A/k.cubin", data=bytes(range(256)))
-    packed = gzip.compress(layer, mtime=0)
+def an_image(tmp_path, *above):
+    layers = [tar_of("opt/b/bundle.json", "opt/b/entries/A/k.cubin", data=bytes(range(256))), *above]
     files = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}'}
 
     def blob(data, kind):
@@ -193,12 +195,12 @@ def an_image(tmp_path):
         return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
 
     config = {
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(one).hexdigest()}" for one in layers]},
         "config": {"Labels": {"io.tcache.bundle": "/opt/b"}},
     }
     manifest = {
         "config": blob(json.dumps(config).encode(), "config.v1+json"),
-        "layers": [blob(packed, "layer.v1.tar+gzip")],
+        "layers": [blob(gzip.compress(one, mtime=0), "layer.v1.tar+gzip") for one in layers],
     }
     files["index.json"] = json.dumps({"manifests": [blob(json.dumps(manifest).encode(), "manifest.v1+json")]}).encode()
     buffer = io.BytesIO()
@@ -251,3 +253,66 @@ def test_no_mutation_does_more_than_be_refused(tmp_path, kind):
     assert refusals > 500
     assert refusals + others == 1500
     assert {file.name for file in tmp_path.iterdir()} == {"x.any"}
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+@pytest.mark.parametrize("size", [64 << 20, -512])
+def test_a_header_is_not_read_in_one_piece_whatever_its_size(tmp_path, kind, size):
+    head = tarfile.TarInfo("x")
+    head.type, head.size = kind, size
+    data = gzip.compress(head.tobuf(tarfile.GNU_FORMAT) + bytes(max(0, size)) + tar_of("a"), compresslevel=1)
+    tracemalloc.start()
+    refused(tmp_path, f"damaged archive: a header of {size} bytes", lambda: unpack(data, tmp_path))
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_a_member_that_leads_back_to_itself(tmp_path):
+    """Of a base image even members that are left alone are walked over."""
+    back = tarfile.TarInfo("etc/b")
+    back.size = -tarfile.BLOCKSIZE
+    data = tar_of("etc/a")[:1024] + back.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+    refused(tmp_path, "a size of -512 bytes", lambda: unpack(data, tmp_path, prefix="opt"))
+
+
+def test_members_beside_the_prefix_are_counted(tmp_path):
+    data = tar_of(*(f"etc/{number}" for number in range(9)), "opt/a")
+    refused(tmp_path, "more than 9 members", lambda: unpack(data, tmp_path, Limits(files=9), prefix="opt"))
+
+
+def test_a_pipe_is_no_archive(tmp_path):
+    os.mkfifo(tmp_path / "x.whl")
+    with opened(tmp_path / "x.whl") as found:
+        assert found == tmp_path / "x.whl"
+
+
+def test_what_is_wrong_inside_names_the_archive(tmp_path):
+    path = tmp_path / "b.tar"
+    path.write_bytes(tar_of("bundle.json"))
+    with pytest.raises(BundleError) as caught, opened(path) as folder:
+        Bundle(folder)
+    assert caught.value.message.startswith(f"{path}/bundle.json: corrupt")
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "opt/b/.wh.bundle.json", "opt/b/entries/.wh.A", "opt/b/.wh..wh..opq", "opt/.wh.b", ".wh.opt",
+        ".wh..wh..opq", "opt",
+        "opt/b/entries/A/k.cubin", "./opt/b/x", special("opt", tarfile.SYMTYPE, "etc"),
+    ],
+)  # fmt: skip
+def test_a_layer_above_that_changes_the_bundle(tmp_path, member):
+    """What a container sees is not what the layer with the bundle holds."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(an_image(tmp_path, tar_of("app/main.py"), tar_of(member)))
+    with pytest.raises(BundleError, match="a layer above the bundle's changes /"), opened(path):
+        pass
+
+
+def test_a_layer_above_that_leaves_the_bundle_alone(tmp_path):
+    path = tmp_path / "x.tar"
+    folder = special("opt/b", tarfile.DIRTYPE)
+    path.write_bytes(an_image(tmp_path, tar_of(folder, "opt/bc", "app/.wh.opt", "app/.wh..wh..opq")))
+    with opened(path) as found:
+        assert sorted(one.name for one in found.iterdir()) == ["bundle.json", "entries"]

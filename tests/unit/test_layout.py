@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import shutil
 
 import pytest
@@ -117,3 +118,21 @@ def test_every_flipped_blob_is_found(layout):
         path.unlink()
         path.write_bytes(data)
     read_layout(layout.root)
+
+
+@pytest.mark.parametrize("change", [{"config": "x"}, {"config": {"Labels": ["x"]}}, {"history": "x"}, {"config": 7}])
+def test_a_config_of_other_types_with_right_digests(layout, change):
+    described = layout.blob(json.dumps({"rootfs": {"diff_ids": layout.diff_ids}, **change}).encode(), "config")
+    manifest = {"schemaVersion": 2, "config": described, "layers": [layout.blob(layout.layers[0], layout.types[0])]}
+    row = layout.blob(json.dumps(manifest).encode(), "application/vnd.oci.image.manifest.v1+json")
+    (layout.root / "index.json").write_text(json.dumps({"manifests": [row]}))
+    with pytest.raises(BundleError, match="corrupt image layout"):
+        read_layout(layout.root)
+
+
+@pytest.mark.parametrize("name", ["oci-layout", "index.json"])
+def test_a_pipe_does_not_block(layout, name):
+    (layout.root / name).unlink()
+    os.mkfifo(layout.root / name)
+    with pytest.raises(BundleError, match="not a regular file"):
+        read_layout(layout.root)
