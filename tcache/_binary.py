@@ -85,7 +85,7 @@ def entry_problem(key: str, files: dict[str, bytes]) -> str | None:
     stem = names[0].removesuffix(".json")
     if any(name.rpartition(".")[0] != stem for name in files):
         return f"files of other names than {stem}"
-    return _shape_problem(metadata) or _binary_problem(files, stem, backend, arch)
+    return _shape_problem(metadata) or _binary_problem(files, stem, metadata["name"], backend, arch)
 
 
 _loads = json.JSONDecoder().decode
@@ -121,7 +121,7 @@ _MOST_WARPS = 32
 """1024 threads a block, CUDA's and HIP's limit, in warps of 32."""
 
 
-def _binary_problem(files: dict[str, bytes], stem: str, backend: Any, arch: Any) -> str | None:
+def _binary_problem(files: dict[str, bytes], stem: str, name: str, backend: Any, arch: Any) -> str | None:
     kind = _BINARIES.get(backend) if isinstance(backend, str) else None
     if kind is None:
         return f"metadata: unknown backend {backend!r}"
@@ -132,7 +132,15 @@ def _binary_problem(files: dict[str, bytes], stem: str, backend: Any, arch: Any)
         return f"metadata: arch is {arch!r}"
     known: Any = arch
     problem = cubin_problem(files[file], known) if kind == "cubin" else hsaco_problem(files[file], known)
+    if problem is None and _symbol(kind, name) not in files[file]:
+        problem = f"it has no kernel {name}"
     return f"{file}: {problem}" if problem else None
+
+
+def _symbol(kind: str, name: str) -> bytes:
+    """Return what stands in a binary's table of strings for a kernel: its section's name, its descriptor's symbol."""
+    encoded = name.encode("utf-8", "surrogatepass")
+    return b"\0.text." + encoded + b"\0" if kind == "cubin" else b"\0" + encoded + b".kd\0"
 
 
 def needed_glibc(data: bytes) -> tuple[int, int]:

@@ -61,6 +61,14 @@ def test_a_binary_for_another_architecture_is_named(entries, target):
             assert f"it is for {arch}, not " in entry_problem(key, swapped)
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_metadata_that_names_another_kernel(entries, target):
+    key, files = entries[target]
+    for name in ("fil", "ill", "fill_kernel", "", "\ud800"):
+        changed = {**files, "fill.json": json.dumps({**json.loads(files["fill.json"]), "name": name}).encode()}
+        assert entry_problem(key, changed).endswith(f": it has no kernel {name}")
+
+
 def test_metadata_of_another_entry(entries):
     other = entries["cuda", 80, 32]
     assert entry_problem(other[0], entries["cuda", 90, 32][1]) == "fill.json: metadata of another entry"
