@@ -199,9 +199,7 @@ class Record:
             entries = [Entry.parse(shape, entry) for shape, entry in data["entries"].items()]
             rest = {k: v for k, v in data.items() if k not in ("schema", "gpu", "kernel", "entries")}
             rest["kernel"] = {k: v for k, v in head.items() if k not in ("ref", "key")}
-            if not isinstance(data["gpu"]["name"], str):
-                raise ValueError(f"gpu name is {data['gpu']['name']!r}, expected text")
-            gpu = GPU(**{name: data["gpu"][name] for name in GPU("", "", 0, 0, 0).identity()})
+            gpu = GPU.parse({name: data["gpu"][name] for name in GPU("", "", 0, 0, 0).identity()})
             return cls(
                 gpu, Kernel(module, qualname, tuple(head["key"])), {entry.shape: entry for entry in entries}, rest
             )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tcache.environment import Environment
 from tcache.errors import BundleError
 from tcache.index import parse_json
+from tcache.keys.gpu import GPU
 
 __all__ = ["MANIFEST", "SCHEMA", "Head", "Helper", "read_head"]
 
@@ -78,7 +79,7 @@ def read_head(root: Path) -> Head:
             name=str(data["name"]),
             environment=Environment.parse(data["environment"]),
             targets=[str(target) for target in data["targets"]],
-            gpus=[_gpu_row(row) for row in data["gpus"]],
+            gpus=[asdict(GPU.parse(row)) for row in data["gpus"]],
             manifests=[_manifest_row(row, files) for row in data["manifests"]],
             helpers=[_helper_row(row) for row in data["helpers"]],
             files=files,
@@ -131,14 +132,6 @@ def _helper_row(row: dict[str, Any]) -> Helper:
     if not all(isinstance(text, str) for text in (found.name, found.source, *found.keys)):
         raise TypeError("helpers: a text is none")
     return found
-
-
-def _gpu_row(row: dict[str, Any]) -> dict[str, Any]:
-    fields = {"name": str, "backend": str, "arch": (int, str), "warp_size": int, "multiprocessors": int}
-    for field_name, kinds in {**fields, "max_shared_mem": int}.items():
-        if not isinstance(row[field_name], kinds):  # type: ignore[arg-type]  # a type or a tuple of them
-            raise TypeError(f"gpus: {field_name} is {row[field_name]!r}")
-    return {name: row[name] for name in (*fields, "max_shared_mem")}
 
 
 def _inside(name: str) -> str:

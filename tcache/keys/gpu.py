@@ -62,6 +62,31 @@ class GPU:
     multiprocessors: int
     max_shared_mem: int = 0
 
+    @classmethod
+    def parse(cls, row: dict[str, Any]) -> GPU:
+        """Return the GPU that a store or a bundle describes.
+
+        Args:
+            row: the attributes by name; ``max_shared_mem`` may be left out.
+
+        Raises:
+            KeyError: an attribute is missing.
+            TypeError, ValueError: an attribute is of another type, or there is no such compile target.
+        """
+        names = ("name", "backend", "arch", "warp_size", "multiprocessors")
+        found = cls(**{name: row[name] for name in names}, max_shared_mem=row.get("max_shared_mem", 0))
+        for name, kind in (("name", str), ("multiprocessors", int), ("max_shared_mem", int)):
+            value = getattr(found, name)
+            if type(value) is not kind or (isinstance(value, int) and value < 0):
+                raise TypeError(f"gpu {name} is {value!r}")
+        try:
+            known = Target.parse(str(found.target)) == found.target
+        except UsageError:
+            known = False
+        if not known:
+            raise ValueError(f"gpu target is {found.backend!r}, {found.arch!r}, {found.warp_size!r}")
+        return found
+
     @property
     def target(self) -> Target:
         return Target(self.backend, self.arch, self.warp_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,34 @@ def test_the_command_prints_what_is_known(tcache):
     assert by_name["NVIDIA H200"]["multiprocessors"] == 132
     assert by_name["NVIDIA A30"]["bandwidth"] is None
     assert "programming-guide" in tcache("gpus", "--sources", check=0).stdout
+
+
+GOOD = {"name": "NVIDIA H200", "backend": "cuda", "arch": 90, "warp_size": 32, "multiprocessors": 132}
+
+
+def test_a_gpu_as_documents_describe_it():
+    assert GPU.parse(GOOD) == GPU("NVIDIA H200", "cuda", 90, 32, 132)
+    assert GPU.parse({**GOOD, "max_shared_mem": 232448}).max_shared_mem == 232448
+    for gpu in catalogue().values():
+        assert GPU.parse(asdict(gpu)) == gpu
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": None}, {"name": 3}, {"backend": "rocm"}, {"backend": None}, {"arch": "sm90"}, {"arch": "90"},
+        {"arch": -90}, {"arch": True}, {"arch": 9.0}, {"arch": None}, {"arch": [90]}, {"warp_size": 31},
+        {"warp_size": "32"}, {"warp_size": None}, {"multiprocessors": "132"}, {"multiprocessors": -1},
+        {"multiprocessors": True}, {"max_shared_mem": None}, {"max_shared_mem": -1}, {"backend": "hip"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_gpu_that_there_cannot_be_is_refused(change):
+    with pytest.raises((TypeError, ValueError), match="gpu"):
+        GPU.parse({**GOOD, **change})
+
+
+def test_a_document_without_a_target():
+    for name in GOOD:
+        with pytest.raises(KeyError):
+            GPU.parse({key: value for key, value in GOOD.items() if key != name})
