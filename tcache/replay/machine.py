@@ -24,15 +24,12 @@ class _Machine:
 
     def need_torch(self) -> None:
         if not self.has_torch:
-            # meta kernels import it; it files torch.cuda's functions by identity, so it must see the real ones
-            import torch._dynamo
-
             from tcache.replay.autocast import autocast_for_ghosts
             from tcache.replay.cuda import torch_cuda_for
+            from tcache.replay.dynamo import as_written
             from tcache.replay.ghost import GhostMode, hooks_in_mode
 
-            # what torch.compile would generate belongs to torch: the functions it wraps run as they are written
-            self.stack.enter_context(torch.compiler.set_stance("force_eager"))
+            self.stack.enter_context(as_written())
             self.stack.enter_context(torch_cuda_for(self.gpu))
             if not any(outer.has_torch for outer in _machines if outer is not self):
                 self.stack.enter_context(autocast_for_ghosts())
