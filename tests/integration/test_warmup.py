@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -247,6 +248,39 @@ def test_all_targets_in_one_run_and_no_order_matters(project, tcache, tmp_path):
     again = json.loads(tcache("warmup", "m.yaml", "--untuned", "default", "--cache-dir", caches[1], "--json",
                               cwd=root, check=0).stdout)  # fmt: skip
     assert (again["compiled"], again["entries"], again["workers"]) == (0, 24, 0)
+
+
+ASKING = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def asking(x, BLOCK: tl.constexpr):
+    value = 1.0
+    if tl.target_info.is_cuda():
+        value = 80.0
+        if tl.target_info.cuda_capability_geq(9, 0):
+            value = 90.0
+        if tl.target_info.cuda_capability_geq(10, 0):
+            value = 100.0
+    elif tl.target_info.is_hip_cdna3():
+        value = 942.0
+    tl.store(x + tl.arange(0, BLOCK), value)
+"""
+
+
+def test_a_kernel_that_asks_for_its_target_is_compiled_for_it(project, tcache, tmp_path):
+    (tmp_path / "asking.py").write_text(ASKING)
+    wanted = {"cuda:80:32": 80, "cuda:90:32": 90, "cuda:100:32": 100, "hip:gfx942:64": 942}
+    gpus = ["NVIDIA A100-SXM4-80GB", "NVIDIA H200", "NVIDIA B200", "AMD Instinct MI300X"]
+    args = {"x": {"shape": [64], "dtype": "float32"}, "BLOCK": 64}
+    root = project({"kernel": "asking.py:asking", "args": args, "grid": [1], "cases": [{}]}, gpus=gpus)
+    found = json.loads(tcache("warmup", "m.yaml", "--json", cwd=root, check=0).stdout)
+    values = {}
+    for row in found["kernels"]:
+        text = (tmp_path / "triton-cache" / row["entry"] / "asking.ttir").read_text()
+        values[row["target"]] = float(re.search(r"arith\.constant dense<([0-9.e+]+)>", text)[1])
+    assert values == wanted
 
 
 def test_a_killed_run_is_resumed(project, tmp_path):
