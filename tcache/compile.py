@@ -29,8 +29,8 @@ __all__ = ["GROWTH", "Compiled", "Pool", "compile_all", "cores", "entry_present"
 
 GROWTH = 512 << 20
 """Bytes by which a worker's resident memory may grow; LLVM and MLIR keep about 1 MB of each compilation."""
-_PAUSE = 0.05
-"""Seconds between two looks at the workers while work is added; a worker that is forked later knows more of it."""
+_PAUSE = 0.02
+"""Seconds between two looks at busy workers while work is added."""
 
 
 def entry_present(entry: str, name: str, root: str | None = None) -> bool:
@@ -102,15 +102,13 @@ class Pool:
 
     def add(self, work: Compilation) -> None:
         """Add a compilation, unlike all others; :meth:`look` or :meth:`finish` begins it."""
-        if not self._todo:
-            self._looked = time.monotonic()
         self._todo.append(work)
         bisect.insort(self._waiting, (work.effort(), 1 - len(self._todo)))
 
     def look(self) -> None:
-        """Take results that are there and hand out work, if that was not done just now; wait for nothing."""
-        if (self._waiting or self._workers) and time.monotonic() - self._looked >= _PAUSE:
-            self._staff()
+        """Start workers that are lacking, take results that are there and hand out work; wait for nothing."""
+        self._staff()
+        if self._workers and time.monotonic() - self._looked >= _PAUSE:
             self._collect(0.0)
             self._staff()
             self._looked = time.monotonic()
@@ -139,8 +137,8 @@ class Pool:
 
     def _staff(self) -> None:
         """Start workers while there is work for them."""
-        self._leaving = [worker for worker in self._leaving if not worker.gone()]
         if self._waiting and len(self._workers) < self._jobs:
+            self._leaving = [worker for worker in self._leaving if not worker.gone()]
             gc.freeze()  # the collector would write to every object, so copy it into every child
             self.begun = self.begun or time.perf_counter()
         while self._waiting and len(self._workers) < self._jobs:

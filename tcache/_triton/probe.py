@@ -20,6 +20,7 @@ from triton.runtime import _async_compile
 from triton.runtime.cache import CacheManager
 from triton.runtime.driver import driver as _driver
 
+from tcache._triton.ahead import key_begun
 from tcache._triton.driver import stub
 from tcache._triton.kernels import Autotuner, Heuristics, JITFunction
 
@@ -146,6 +147,7 @@ def _plain(value: Any) -> Any:
 
 
 def _entry_of(source: Any, target: Any, options: dict[str, Any]) -> str:
+    key_begun()
     with _manager(_Name):
         try:
             _compiler.compile(source, target=target, options=dict(options))
