@@ -4,7 +4,10 @@ Three questions: how long resolving 500 launches takes; how warming up scales wi
 parent takes for 5,000 cases of a 70B-parameter model. The kernels are real: those of this repository, of fla-core and
 of liger-kernel (``pip install --no-deps fla-core==0.6.0 liger-kernel==0.8.5 einops``).
 
-python benchmarks/warmup.py [--entries 240] [--only resolve|scaling|memory] [--no-write]
+python benchmarks/warmup.py [--entries 192] [--jobs 1,2,4] [--only resolve|scaling|memory] [--no-write]
+
+What a command does before it can compile (Python, torch and Triton are imported) does not become less with more jobs:
+the whole command's efficiency depends on how much there is to compile, so state the amount (``--entries``, 24 to 864).
 """
 
 import argparse
@@ -114,18 +117,18 @@ def two():
     return set(sorted(os.sched_getaffinity(0))[:2])
 
 
-def scaling(folder, wanted):
-    """Warm up one manifest with 1, 2, 4, … jobs, from an empty cache each time."""
+def scaling(folder, wanted, steps):
+    """Warm up one manifest with each number of jobs, from an empty cache each time."""
     # alignment, ones and dtypes fork the 24 configs: each combination is 24 entries
     combinations = [
-        {"M": m, "N": n, "K": 4096, "dtype": dtype}
+        {"M": m, "N": n, "K": k, "dtype": dtype}
+        for k in (4096, 4097)
+        for dtypes in (("bfloat16", "float16"), ("float32",))
         for n in (4096, 4097)
         for m in (4096, 4097, 1)
-        for dtype in ("bfloat16", "float16")
+        for dtype in dtypes
     ]
     path = manifest(folder, "scaling.yaml", [matmul(*combinations[: max(1, wanted // 24)])])
-    most = len(os.sched_getaffinity(0))
-    steps = sorted({*(n for n in (1, 2, 4, 8, 16, 32, 64) if n < most), most})
     rows = []
     for jobs in steps:
         cache = folder / f"jobs-{jobs}"
@@ -136,6 +139,7 @@ def scaling(folder, wanted):
         rows.append(
             {"jobs": jobs, "entries": answer["entries"], "seconds": round(seconds, 2),
              "resolving": answer["resolving_seconds"], "compiling": answer["compiling_seconds"],
+             "before_compiling": round(seconds - answer["compiling_seconds"], 3), "workers": answer["workers"],
              "sum_of_compilations": round(sum(row["seconds"] for row in answer["kernels"]), 2),
              "longest": max(row["seconds"] for row in answer["kernels"]), "cpu_seconds": round(cpu, 2),
              "hardware": round(ceiling(jobs), 3), "peak_mb": answer["peak_mb"]}
@@ -143,11 +147,14 @@ def scaling(folder, wanted):
         print(json.dumps(rows[-1]), flush=True)
     first = rows[0]
     for row in rows:
-        row["efficiency"] = round(first["seconds"] / row["jobs"] / row["seconds"], 3)
-        row["compile_efficiency"] = round(first["compiling"] / row["jobs"] / row["compiling"], 3)
+        times = row["jobs"] / first["jobs"]
+        row["efficiency"] = round(first["seconds"] / times / row["seconds"], 3)
+        row["compile_efficiency"] = round(first["compiling"] / times / row["compiling"], 3)
     return {
-        "what": "tcache warmup --untuned all of kernels/matmul.py from an empty cache; hardware: what n processes that "
-        "share nothing (integer loops) reach right afterwards, an idea of how free the cores are",
+        "what": "tcache warmup --untuned all of kernels/matmul.py from an empty cache; efficiency: of the whole "
+        "command, a process of its own; compiling: from the first worker's start to the end, resolving goes on "
+        "meanwhile; before_compiling: the rest, imports first of all; hardware: what n processes that share nothing "
+        "(integer loops) reach right afterwards, an idea of how free the cores are",
         "rows": rows,
         "wanted": 0.85,
     }
@@ -186,9 +193,21 @@ def memory(folder):
     return {"what": "peak resident memory of tcache warmup, Llama 3 70B's linear layers", "rows": rows, "limit": 600}
 
 
+def numbers(text):
+    return [int(part) for part in text.split(",")]
+
+
+def doublings():
+    most = len(os.sched_getaffinity(0))
+    return sorted({*(n for n in (1, 2, 4, 8, 16, 32, 64) if n < most), most})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=192, help="entries of the manifest that shows scaling")
+    parser.add_argument(
+        "--jobs", type=numbers, default=doublings(), help="as in 1,16; efficiency is relative to the first"
+    )
     parser.add_argument("--only", choices=["resolve", "scaling", "memory"])
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
@@ -200,7 +219,7 @@ def main():
         if options.only in (None, "memory"):
             report["memory"] = memory(folder)
         if options.only in (None, "scaling"):
-            report["scaling"] = scaling(folder, options.entries)
+            report["scaling"] = scaling(folder, options.entries, options.jobs)
     print(json.dumps(report, indent=1))
     if not options.no_write:
         print(write("warmup", report))
