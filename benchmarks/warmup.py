@@ -1,10 +1,10 @@
 """Resolving, warming up and their memory, without a GPU.
 
-Three questions: how long resolving 500 launches takes; how warming up scales with ``--jobs``; how much memory the
-parent takes for 5,000 cases of a 70B-parameter model. The kernels are real: those of this repository, of fla-core and
+Four questions: what a command spends before it can compile; how long resolving 500 launches takes; how warming up
+scales with ``--jobs``; how much memory the parent takes for 5,000 cases of a 70B-parameter model. The kernels are real: those of this repository, of fla-core and
 of liger-kernel (``pip install --no-deps fla-core==0.6.0 liger-kernel==0.8.5 einops``).
 
-python benchmarks/warmup.py [--entries 192] [--jobs 1,2,4] [--only resolve|scaling|memory] [--no-write]
+python benchmarks/warmup.py [--entries 192] [--jobs 1,2,4] [--only start|resolve|scaling|memory] [--no-write]
 
 What a command does before it can compile (Python, torch and Triton are imported) does not become less with more jobs:
 the whole command's efficiency depends on how much there is to compile, so state the amount (``--entries``, 24 to 864).
@@ -193,6 +193,37 @@ def memory(folder):
     return {"what": "peak resident memory of tcache warmup, Llama 3 70B's linear layers", "rows": rows, "limit": 600}
 
 
+STARTS = {
+    "python": "",
+    "what tcache warmup imports, without torch": "import tcache.cli.warmup, tcache.warmup, tcache.manifest",
+    "triton_key": "from triton.runtime.cache import triton_key; triton_key()",
+    "torch": "import torch",
+    "torch, and the process taken apart": "import torch; end = None",
+    "torch._dynamo": "import torch._dynamo",
+}
+
+
+def start():
+    """What a process spends on the parts that come before compiling, and its memory; best of 3."""
+    rows = []
+    for name, code in STARTS.items():
+        text = f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\nend = os._exit\n{code}\nif end: end(0)"
+        found = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            process = subprocess.Popen([sys.executable, "-c", text])
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - begin
+            process.returncode = os.waitstatus_to_exitcode(status)
+            assert process.returncode == 0
+            found.append((seconds, usage.ru_utime, usage.ru_stime, usage.ru_maxrss))
+        seconds, user, system, peak = min(found)
+        rows.append({"what": name, "seconds": round(seconds, 3), "user": round(user, 3), "system": round(system, 3),
+                     "peak_mb": peak >> 10})  # fmt: skip
+        print(json.dumps(rows[-1]), flush=True)
+    return {"what": "processes of their own that import these, and end at once unless stated", "rows": rows}
+
+
 def numbers(text):
     return [int(part) for part in text.split(",")]
 
@@ -208,12 +239,14 @@ def main():
     parser.add_argument(
         "--jobs", type=numbers, default=doublings(), help="as in 1,16; efficiency is relative to the first"
     )
-    parser.add_argument("--only", choices=["resolve", "scaling", "memory"])
+    parser.add_argument("--only", choices=["start", "resolve", "scaling", "memory"])
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     report = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        if options.only in (None, "start"):
+            report["start"] = start()
         if options.only in (None, "resolve"):
             report["resolve"] = resolving(folder)
         if options.only in (None, "memory"):
