@@ -1,8 +1,9 @@
 """Resolving, warming up and their memory, without a GPU.
 
 Four questions: what a command spends before it can compile; how long resolving 500 launches takes; how warming up
-scales with ``--jobs``; how much memory the parent takes for 5,000 cases of a 70B-parameter model. The kernels are real: those of this repository, of fla-core and
-of liger-kernel (``pip install --no-deps fla-core==0.6.0 liger-kernel==0.8.5 einops``).
+scales with ``--jobs``; how much memory the parent takes for 5,000 cases of a 70B-parameter model. The kernels are
+real: those of this repository, of fla-core and of liger-kernel (``pip install --no-deps fla-core==0.6.0
+liger-kernel==0.8.5 einops``).
 
 python benchmarks/warmup.py [--entries 192] [--jobs 1,2,4] [--only start|resolve|scaling|memory] [--no-write]
 
