@@ -17,6 +17,7 @@ import pytest
 from tcache.compile import Pool, compile_all
 from tcache.keys.gpu import catalogue
 from tcache.manifest import load_manifest
+from tcache.replay import leave, machine
 from tcache.resolve import resolve
 
 GPUS = [
@@ -173,6 +174,29 @@ def test_workers_are_prepared_and_end_with_the_block(tmp_path):
     with pytest.raises(RuntimeError, match="resolving failed"):
         begin_and_fail()
     assert multiprocessing.active_children() == []
+
+
+def test_workers_leave_the_machine_that_is_replayed_on():
+    import torch
+
+    available = torch.cuda.is_available()
+
+    def check():
+        assert torch.overrides._get_current_function_mode_stack() == []
+        assert torch.cuda.is_available() == available
+        assert torch.empty(2, device="meta").device.type == "meta"
+        assert driver._active is before
+
+    from triton.runtime import driver
+
+    before = driver._active
+    with machine(catalogue()["NVIDIA H200"]), machine(catalogue()["AMD Instinct MI300X"]):
+        assert torch.empty(2, device="cuda").is_cuda
+        with Pool(1, prepare=leave) as pool:
+            pool.add(Work(check))
+            assert [row.error for row in pool.finish()] == [None]
+        assert torch.empty(2, device="cuda").is_cuda
+        assert torch.cuda.get_device_name() == "AMD Instinct MI300X"
 
 
 def test_what_dies_hangs_or_raises_stops_nothing_else():
