@@ -61,19 +61,20 @@ def _without() -> Iterator[None]:
     Source: ``_disable_dynamo`` in ``torch/_compile.py``, alike in 2.11 to 2.13; ``elementwise_type_promotion_wrapper``
     in ``torch/_prims_common/wrappers.py``.
     """
-    for function in _disabled():
-        if _KNOWN not in vars(function):
-            setattr(function, _KNOWN, function)
-            _spared.add(function)
+    own = {function for function in _disabled() if _KNOWN not in vars(function)}
+    for function in own:
+        setattr(function, _KNOWN, function)
+    _spared.update(own)
     try:
         yield
     finally:
-        _spare_no_more()
+        _spare_no_more(own & _spared)
 
 
-def _spare_no_more() -> None:
-    while _spared:
-        vars(_spared.pop()).pop(_KNOWN, None)
+def _spare_no_more(functions: set[Any]) -> None:
+    for function in functions:
+        vars(function).pop(_KNOWN, None)
+    _spared.difference_update(functions)
 
 
 def _disabled() -> Iterator[Any]:
@@ -134,7 +135,7 @@ class _Loader(Loader):
         return self._real.create_module(spec)  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
-        _spare_no_more()
+        _spare_no_more(set(_spared))
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._real
         # tensors that are made meanwhile are what they say, whatever device a mode would put them on

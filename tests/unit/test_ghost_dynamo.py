@@ -157,6 +157,9 @@ PROGRAMS = {
         with machine(H200):
             torch.empty(2, device="cuda")
             with machine(MI300X):
+                torch.empty(2, device="cuda") + 1
+            torch.empty(2, device="cuda") + 1
+            with machine(MI300X):
                 absent()
                 function = torch.compile(lambda x: (x * 2, torch.cuda.get_device_name()), backend=backend)
                 assert function(torch.empty(2, device="cuda"))[1] == "AMD Instinct MI300X"
