@@ -1,10 +1,14 @@
 """Resolving, warming up and their memory, without a GPU.
 
-Three questions: how long resolving 500 launches takes; how warming up scales with ``--jobs``; how much memory the
-parent takes for 5,000 cases of a 70B-parameter model. The kernels are real: those of this repository, of fla-core and
-of liger-kernel (``pip install --no-deps fla-core==0.6.0 liger-kernel==0.8.5 einops``).
+Four questions: what a command spends before it can compile; how long resolving 500 launches takes; how warming up
+scales with ``--jobs``; how much memory the parent takes for 5,000 cases of a 70B-parameter model. The kernels are
+real: those of this repository, of fla-core and of liger-kernel (``pip install --no-deps fla-core==0.6.0
+liger-kernel==0.8.5 einops``).
 
-python benchmarks/warmup.py [--entries 240] [--only resolve|scaling|memory] [--no-write]
+python benchmarks/warmup.py [--entries 192] [--jobs 1,2,4] [--only start|resolve|scaling|memory] [--no-write]
+
+What a command does before it can compile (Python, torch and Triton are imported) does not become less with more jobs:
+the whole command's efficiency depends on how much there is to compile, so state the amount (``--entries``, 24 to 864).
 """
 
 import argparse
@@ -114,18 +118,18 @@ def two():
     return set(sorted(os.sched_getaffinity(0))[:2])
 
 
-def scaling(folder, wanted):
-    """Warm up one manifest with 1, 2, 4, … jobs, from an empty cache each time."""
+def scaling(folder, wanted, steps):
+    """Warm up one manifest with each number of jobs, from an empty cache each time."""
     # alignment, ones and dtypes fork the 24 configs: each combination is 24 entries
     combinations = [
-        {"M": m, "N": n, "K": 4096, "dtype": dtype}
+        {"M": m, "N": n, "K": k, "dtype": dtype}
+        for k in (4096, 4097)
+        for dtypes in (("bfloat16", "float16"), ("float32",))
         for n in (4096, 4097)
         for m in (4096, 4097, 1)
-        for dtype in ("bfloat16", "float16")
+        for dtype in dtypes
     ]
     path = manifest(folder, "scaling.yaml", [matmul(*combinations[: max(1, wanted // 24)])])
-    most = len(os.sched_getaffinity(0))
-    steps = sorted({*(n for n in (1, 2, 4, 8, 16, 32, 64) if n < most), most})
     rows = []
     for jobs in steps:
         cache = folder / f"jobs-{jobs}"
@@ -136,6 +140,7 @@ def scaling(folder, wanted):
         rows.append(
             {"jobs": jobs, "entries": answer["entries"], "seconds": round(seconds, 2),
              "resolving": answer["resolving_seconds"], "compiling": answer["compiling_seconds"],
+             "before_compiling": round(seconds - answer["compiling_seconds"], 3), "workers": answer["workers"],
              "sum_of_compilations": round(sum(row["seconds"] for row in answer["kernels"]), 2),
              "longest": max(row["seconds"] for row in answer["kernels"]), "cpu_seconds": round(cpu, 2),
              "hardware": round(ceiling(jobs), 3), "peak_mb": answer["peak_mb"]}
@@ -143,11 +148,14 @@ def scaling(folder, wanted):
         print(json.dumps(rows[-1]), flush=True)
     first = rows[0]
     for row in rows:
-        row["efficiency"] = round(first["seconds"] / row["jobs"] / row["seconds"], 3)
-        row["compile_efficiency"] = round(first["compiling"] / row["jobs"] / row["compiling"], 3)
+        times = row["jobs"] / first["jobs"]
+        row["efficiency"] = round(first["seconds"] / times / row["seconds"], 3)
+        row["compile_efficiency"] = round(first["compiling"] / times / row["compiling"], 3)
     return {
-        "what": "tcache warmup --untuned all of kernels/matmul.py from an empty cache; hardware: what n processes that "
-        "share nothing (integer loops) reach right afterwards, an idea of how free the cores are",
+        "what": "tcache warmup --untuned all of kernels/matmul.py from an empty cache; efficiency: of the whole "
+        "command, a process of its own; compiling: from the first worker's start to the end, resolving goes on "
+        "meanwhile; before_compiling: the rest, imports first of all; hardware: what n processes that share nothing "
+        "(integer loops) reach right afterwards, an idea of how free the cores are",
         "rows": rows,
         "wanted": 0.85,
     }
@@ -186,21 +194,66 @@ def memory(folder):
     return {"what": "peak resident memory of tcache warmup, Llama 3 70B's linear layers", "rows": rows, "limit": 600}
 
 
+STARTS = {
+    "python": "",
+    "what tcache warmup imports, without torch": "import tcache.cli.warmup, tcache.warmup, tcache.manifest",
+    "triton_key": "from triton.runtime.cache import triton_key; triton_key()",
+    "torch": "import torch",
+    "torch, and the process taken apart": "import torch; end = None",
+    "torch._dynamo": "import torch._dynamo",
+}
+
+
+def start():
+    """What a process spends on the parts that come before compiling, and its memory; best of 3."""
+    rows = []
+    for name, code in STARTS.items():
+        text = f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\nend = os._exit\n{code}\nif end: end(0)"
+        found = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            process = subprocess.Popen([sys.executable, "-c", text])
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - begin
+            process.returncode = os.waitstatus_to_exitcode(status)
+            assert process.returncode == 0
+            found.append((seconds, usage.ru_utime, usage.ru_stime, usage.ru_maxrss))
+        seconds, user, system, peak = min(found)
+        rows.append({"what": name, "seconds": round(seconds, 3), "user": round(user, 3), "system": round(system, 3),
+                     "peak_mb": peak >> 10})  # fmt: skip
+        print(json.dumps(rows[-1]), flush=True)
+    return {"what": "processes of their own that import these, and end at once unless stated", "rows": rows}
+
+
+def numbers(text):
+    return [int(part) for part in text.split(",")]
+
+
+def doublings():
+    most = len(os.sched_getaffinity(0))
+    return sorted({*(n for n in (1, 2, 4, 8, 16, 32, 64) if n < most), most})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=192, help="entries of the manifest that shows scaling")
-    parser.add_argument("--only", choices=["resolve", "scaling", "memory"])
+    parser.add_argument(
+        "--jobs", type=numbers, default=doublings(), help="as in 1,16; efficiency is relative to the first"
+    )
+    parser.add_argument("--only", choices=["start", "resolve", "scaling", "memory"])
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     report = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        if options.only in (None, "start"):
+            report["start"] = start()
         if options.only in (None, "resolve"):
             report["resolve"] = resolving(folder)
         if options.only in (None, "memory"):
             report["memory"] = memory(folder)
         if options.only in (None, "scaling"):
-            report["scaling"] = scaling(folder, options.entries)
+            report["scaling"] = scaling(folder, options.entries, options.jobs)
     print(json.dumps(report, indent=1))
     if not options.no_write:
         print(write("warmup", report))

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tcache._triton.ahead import begin_key
 from tcache._triton.kernels import through_decorators
 from tcache._triton.probe import Compilation, compilation_of
 from tcache._triton.specialize import Specialized, specialize
@@ -18,7 +19,7 @@ from tcache.lookup import kernel_of, lookup, named_arguments
 from tcache.replay import launches, machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tcache.keys.gpu import GPU
     from tcache.manifest import Case
@@ -93,6 +94,7 @@ def resolve(
     stores: tuple[Store, ...],
     untuned: str = "error",
     broken: list[TcacheError] | None = None,
+    found: Callable[[Resolved], None] = lambda _: None,
 ) -> tuple[list[Resolved], list[Unresolved]]:
     """Resolve every launch of every case for one GPU, under the stub driver.
 
@@ -102,6 +104,7 @@ def resolve(
         stores: where the best configs are.
         untuned: one of :data:`UNTUNED`.
         broken: where to note why a case cannot be replayed, to go on with the next; None raises it.
+        found: called with each launch as it is resolved.
 
     Returns:
         What resolved, in order, and what has no best config (empty unless ``untuned`` is ``error``). Launches of one
@@ -116,15 +119,17 @@ def resolve(
     done: list[Resolved] = []
     open_: list[Unresolved] = []
     entries: dict[str, Compilation] = {}
+    begin_key()  # while torch is imported
     with machine(gpu):
         for case in cases:
             if not case.runs_on(gpu.name):
                 continue
             try:
                 for launch in launches(case):
-                    for found in _resolve_launch(launch, gpu, stores, untuned, open_):
-                        made = entries.setdefault(found.entry, found.compilation)
-                        done.append(replace(found, compilation=made) if made is not found.compilation else found)
+                    for row in _resolve_launch(launch, gpu, stores, untuned, open_):
+                        made = entries.setdefault(row.entry, row.compilation)
+                        done.append(replace(row, compilation=made) if made is not row.compilation else row)
+                        found(done[-1])
             except (ManifestError, KernelError, UnsupportedValue) as error:
                 if broken is None:
                     raise

@@ -20,6 +20,8 @@ from triton.runtime import _async_compile
 from triton.runtime.cache import CacheManager
 from triton.runtime.driver import driver as _driver
 
+from tcache._triton.ahead import key_begun
+from tcache._triton.driver import stub
 from tcache._triton.kernels import Autotuner, Heuristics, JITFunction
 
 if TYPE_CHECKING:
@@ -90,8 +92,13 @@ class Compilation:
     given: tuple[tuple[str, Any], ...] = ()
 
     def run(self) -> Any:
-        """Compile (or read from the cache) and return Triton's ``CompiledKernel``."""
-        return _compiler.compile(self.source, target=self.target, options=dict(self.options))
+        """Compile (or read from the cache) and return Triton's ``CompiledKernel``.
+
+        A kernel may ask what it is compiled for (``tl.target_info``, atomics on descriptors), and upstream answers with
+        the active driver's target, not the one given to ``compile``: so a driver of that target is active meanwhile.
+        """
+        with stub(self.target.backend, self.target.arch, self.target.warp_size):
+            return _compiler.compile(self.source, target=self.target, options=dict(self.options))
 
     def effort(self) -> float:
         """Return a guess of how long compiling takes, in no unit: only good for beginning with what takes longest.
@@ -140,6 +147,7 @@ def _plain(value: Any) -> Any:
 
 
 def _entry_of(source: Any, target: Any, options: dict[str, Any]) -> str:
+    key_begun()
     with _manager(_Name):
         try:
             _compiler.compile(source, target=target, options=dict(options))

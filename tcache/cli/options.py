@@ -105,8 +105,15 @@ class Selection:
     def cases(self) -> list[Case]:
         return [case for manifest in self.manifests for case in manifest.cases()]
 
-    def resolve(self, untuned: str, broken: list[TcacheError] | None = None) -> tuple[list[Resolved], list[Unresolved]]:
-        """Resolve every launch for every GPU; cases that cannot be replayed are noted in ``broken`` if it is given."""
+    def resolve(
+        self,
+        untuned: str,
+        broken: list[TcacheError] | None = None,
+        found: Callable[[Resolved], None] = lambda _: None,
+    ) -> tuple[list[Resolved], list[Unresolved]]:
+        """Resolve every launch for every GPU; cases that cannot be replayed are noted in ``broken`` if it is given, and
+        ``found`` is called with each launch as it is resolved.
+        """
         from tcache.resolve import resolve
 
         done: list[Resolved] = []
@@ -114,8 +121,8 @@ class Selection:
         with contextlib.redirect_stdout(sys.stderr):  # what kernel files print is no answer of ours
             for manifest, gpus in zip(self.manifests, self.gpus, strict=True):
                 for gpu in gpus:
-                    found, open_ = resolve(manifest.cases(), gpu, self.stores, untuned, broken)
-                    done += found
+                    rows, open_ = resolve(manifest.cases(), gpu, self.stores, untuned, broken, found)
+                    done += rows
                     missing += open_
         return done, missing
 

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["print_json", "progress", "size", "table"]
+__all__ = ["Progress", "growing_progress", "print_json", "progress", "size", "table"]
 
 
 def print_json(data: dict[str, Any]) -> None:
@@ -56,39 +56,87 @@ def progress(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable
     Yields:
         A function to call after each step with what was done.
     """
-    if quiet or not total:
-        yield lambda _: None
-        return
-    if not sys.stderr.isatty():
-        count = 0
+    with growing_progress(what, quiet=quiet) as shown:
+        shown.expect(total)
+        yield shown.step
 
-        def plain(text: str) -> None:
-            nonlocal count
-            count += 1
-            click.echo(f"[{count}/{total}] {text}", err=True)
 
-        yield plain
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+@contextlib.contextmanager
+def growing_progress(what: str, *, quiet: bool = False) -> Iterator[Progress]:
+    """Show progress of work that becomes more while it is done."""
+    shown = Progress() if quiet else _Bar(what) if sys.stderr.isatty() else _Lines()
+    try:
+        yield shown
+    finally:
+        shown.close()
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    # refreshed by hand: a refreshing thread must not be alive when a worker is forked
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
-        task = bar.add_task(what, total=total)
-        bar.refresh()
 
-        def step(text: str) -> None:
-            bar.update(task, advance=1, description=f"{what} {text.split(' ', maxsplit=1)[0]}")
-            bar.refresh()
+class Progress:
+    """Progress that is shown nowhere; what shows it somewhere is derived from it."""
 
-        yield step
+    def expect(self, total: int, *, more: bool = False) -> None:
+        """State how many steps there are, so far if there will be ``more``."""
+
+    def step(self, text: str) -> None:
+        """Show that a step was done, and what it was."""
+
+    def close(self) -> None:
+        """Show nothing any more."""
+
+
+class _Lines(Progress):
+    def __init__(self) -> None:
+        self._count, self._total = 0, ""
+
+    def expect(self, total: int, *, more: bool = False) -> None:
+        self._total = f"{total}+" if more else f"{total}"
+
+    def step(self, text: str) -> None:
+        self._count += 1
+        click.echo(f"[{self._count}/{self._total}] {text}", err=True)
+
+
+class _Bar(Progress):
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._total = 0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def expect(self, total: int, *, more: bool = False) -> None:
+        self._total = total
+        if self._bar is None and total:
+            self._begin()
+        if self._bar is not None and not more:
+            self._bar.update(self._task, total=total)
+            self._bar.refresh()
+
+    def _begin(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        # refreshed by hand: a refreshing thread must not be alive when a worker is forked
+        self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
+        self._bar.start()
+        self._task = self._bar.add_task(self._what, total=self._total)
+        self._bar.refresh()
+
+    def step(self, text: str) -> None:
+        name = text.split(" ", maxsplit=1)[0]
+        self._bar.update(self._task, advance=1, total=self._total, description=f"{self._what} {name}")
+        self._bar.refresh()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()

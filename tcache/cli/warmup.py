@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tcache.cli.options import json_option, manifests, select, selection_options, untuned_option
-from tcache.cli.output import print_json, progress, table
+from tcache.cli.output import growing_progress, print_json, table
 from tcache.cli.resolve import report_untuned
 
 if TYPE_CHECKING:
@@ -33,34 +33,39 @@ def command(
     """Compile the winners of MANIFEST, and only them, into the Triton cache. Needs no GPU; entries that are there are
     left alone, so a second run compiles nothing and one that was killed goes on where it was.
 
+    Compiling begins while the rest of MANIFEST is still being resolved.
+
     A case that cannot be replayed and a kernel that cannot be compiled do not stop the others: they are listed at the
     end, with exit code 1.
     """
     from tcache.compile import cores, peak_memory
-    from tcache.warmup import pending, warm
+    from tcache.warmup import WarmUp
 
     begin = time.perf_counter()
     tuned = tune_first(manifests, gpus, target, store, quiet=as_json) if untuned == "tune" else 0
     tuning = time.perf_counter() - begin
     selection = select(manifests, gpus, target, store, cache_dir, new_store=untuned == "tune")
     broken: list[TcacheError] = []
-    resolved, missing = selection.resolve("error" if untuned == "tune" else untuned, broken)
-    if broken and not resolved and not missing:
-        raise broken[0]  # nothing is left to go on with
-    todo = pending(resolved)
-    compiling = time.perf_counter()
     jobs = jobs or cores()
     failed: list[Outcome] = []
-    with progress("compiling", len(todo), quiet=as_json) as step:
+    resolving = 0.0
+    with growing_progress("compiling", quiet=as_json) as shown:
 
         def done(outcome: Outcome) -> None:
             launch = outcome.resolved
+            shown.expect(warming.count, more=not resolving)
             if outcome.error is not None:
                 failed.append(outcome)
             state = f"failed: {outcome.error}" if outcome.error else f"{outcome.seconds:.1f} s"
-            step(f"{launch.compilation.name} {launch.gpu.target} {launch.config or ''} {state}")
+            shown.step(f"{launch.compilation.name} {launch.gpu.target} {launch.config or ''} {state}")
 
-        outcomes = warm(todo, jobs, done)
+        with WarmUp(jobs, done) as warming:
+            resolved, missing = selection.resolve("error" if untuned == "tune" else untuned, broken, warming.see)
+            if broken and not resolved and not missing:
+                raise broken[0]  # nothing is left to go on with
+            resolving = time.perf_counter()
+            shown.expect(warming.count)
+            outcomes = warming.finish()
     end = time.perf_counter()
     entries = len({launch.entry for launch in resolved})
     reasons = list(dict.fromkeys(error.message for error in broken))
@@ -77,8 +82,8 @@ def command(
                 "tuned_cases": tuned,
                 "seconds": round(end - begin, 3),
                 "tuning_seconds": round(tuning, 3),
-                "resolving_seconds": round(compiling - begin - tuning, 3),
-                "compiling_seconds": round(end - compiling, 3),
+                "resolving_seconds": round(resolving - begin - tuning, 3),
+                "compiling_seconds": round(end - (warming.begun or end), 3),
                 "workers": len({row.worker for row in outcomes}),
                 "peak_mb": {
                     "parent": round(peak_memory() / 2**20),

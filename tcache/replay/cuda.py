@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tcache.keys.gpu import GPU
 
-__all__ = ["Properties", "torch_cuda_for"]
+__all__ = ["Properties", "torch_cuda_for", "torch_cuda_lifted"]
 
 
 class Properties(types.SimpleNamespace):
@@ -244,24 +244,46 @@ _NEW = {"_C", "Tensor"}
 """What may lack the names: a torch built without CUDA has none of the functions below ``torch.cuda``."""
 
 
+_ABSENT = object()
+_replaced: list[list[tuple[Any, str, Any]]] = []
+"""What is replaced now, the replay within another one last: ``(where, name, what it was)``."""
+
+
 @contextlib.contextmanager
 def torch_cuda_for(gpu: GPU) -> Iterator[None]:
     """Let ``torch.cuda`` and its kin answer for ``gpu`` inside the block."""
-    absent = object()
     undo: list[tuple[Any, str, Any]] = []
+    _replaced.append(undo)
     try:
         for module, names in _replacements(gpu):
             may_add = module.__name__.rpartition(".")[2] in _NEW
             for name, value in names.items():
-                before = module.__dict__.get(name, absent)
-                if before is absent and not may_add:
+                before = module.__dict__.get(name, _ABSENT)
+                if before is _ABSENT and not may_add:
                     continue
                 undo.append((module, name, before))
                 setattr(module, name, value)
         yield
     finally:
-        for module, name, before in reversed(undo):
-            if before is absent:
-                delattr(module, name)
-            else:
-                setattr(module, name, before)
+        _replaced.pop()
+        _put(reversed(undo))
+
+
+@contextlib.contextmanager
+def torch_cuda_lifted() -> Iterator[None]:
+    """Put back inside the block what replays have replaced, and afterwards what was in place before it."""
+    undo = [row for rows in reversed(_replaced) for row in reversed(rows)]
+    now = [(module, name, module.__dict__.get(name, _ABSENT)) for module, name, _ in undo]
+    _put(undo)
+    try:
+        yield
+    finally:
+        _put(reversed(now))
+
+
+def _put(values: Iterable[tuple[Any, str, Any]]) -> None:
+    for module, name, value in values:
+        if value is not _ABSENT:
+            setattr(module, name, value)
+        elif name in module.__dict__:
+            delattr(module, name)

@@ -12,6 +12,7 @@ A meta view's ``data_ptr()`` is its storage offset in bytes, so alignment comes 
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,7 +87,18 @@ def _wanted(func: Any, kwargs: dict[str, Any]) -> torch.device | None:
         said = default_device()
         if said == CPU and func not in _ARBITRARY:
             return None
-    return None if said is None else resolve(said)
+    found = None if said is None else resolve(said)
+    # autograd's engine runs inside the mode, and with it torch's kernels for meta tensors, who mean the ghosts' place
+    return FIRST if found is not None and found.type == "meta" and _by_torch() else found
+
+
+def _by_torch() -> bool:
+    """Return whether it is torch's Python for meta tensors that called a function, not the program."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(("tcache.", "torch.overrides")):
+        frame = frame.f_back
+    meta = ("torch._meta_registrations", "torch._refs", "torch._prims", "torch._decomp")
+    return str(frame.f_globals.get("__name__")).startswith(meta)
 
 
 def _name(func: Any) -> str:

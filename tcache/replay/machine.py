@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from tcache.replay.ref import forget_modules
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["machine", "with_torch"]
+__all__ = ["leave", "machine", "with_torch"]
 
 
 class _Machine:
@@ -24,21 +25,31 @@ class _Machine:
 
     def need_torch(self) -> None:
         if not self.has_torch:
-            # meta kernels import it; it files torch.cuda's functions by identity, so it must see the real ones
-            import torch._dynamo
+            with _uncollected():
+                from tcache.replay.autocast import autocast_for_ghosts
+                from tcache.replay.cuda import torch_cuda_for
+                from tcache.replay.dynamo import as_written
+                from tcache.replay.ghost import GhostMode, hooks_in_mode
 
-            from tcache.replay.autocast import autocast_for_ghosts
-            from tcache.replay.cuda import torch_cuda_for
-            from tcache.replay.ghost import GhostMode, hooks_in_mode
-
-            # what torch.compile would generate belongs to torch: the functions it wraps run as they are written
-            self.stack.enter_context(torch.compiler.set_stance("force_eager"))
+            self.stack.enter_context(as_written())
             self.stack.enter_context(torch_cuda_for(self.gpu))
             if not any(outer.has_torch for outer in _machines if outer is not self):
                 self.stack.enter_context(autocast_for_ghosts())
                 self.stack.enter_context(hooks_in_mode())
                 self.stack.enter_context(GhostMode())
             self.has_torch = True
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Import inside the block what makes a million objects and next to no garbage: looking for it is a tenth of it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _machines: list[_Machine] = []
@@ -71,6 +82,12 @@ def machine(gpu: GPU, *, launches: bool = False) -> Iterator[None]:
             _machines.pop()
             new = set(sys.modules) - before
             _imported.update(name for name in new if name.partition(".")[0] not in _FIXED)
+
+
+def leave() -> None:
+    """In a process forked inside :func:`machine`: be on the machine that is really there, until the process ends."""
+    while _machines:
+        _machines.pop().stack.close()
 
 
 @contextlib.contextmanager

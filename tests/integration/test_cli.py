@@ -260,3 +260,40 @@ def test_plain_lines_without_a_terminal_and_a_bar_on_one(project, tcache, tmp_pa
     assert b"\x1b[" in seen
     assert b"1/1" in seen
     assert b"[1/1]" not in seen
+
+
+ENDS = """
+import atexit, threading, time
+import torch
+
+def late():
+    with open("end.txt", "a") as file:
+        file.write("exit ")
+
+atexit.register(late)
+
+def wrapper(x, n):
+    f[(1,)](x, n, BLOCK=64)
+"""
+WAITS = """
+def wait():
+    time.sleep(1.0)
+    with open("end.txt", "a") as file:
+        file.write("thread ")
+
+threading.Thread(target=wait).start()
+"""
+
+
+@pytest.mark.parametrize(("more", "wanted"), [("", "exit "), (WAITS, "thread exit ")])
+def test_what_a_program_registers_for_its_end_is_run(project, tcache, more, wanted):
+    """Although tools do not take torch apart when they end."""
+    (project / "k.py").write_text(KERNEL + ENDS + more)
+    (project / "m.yaml").write_text(
+        "version: 1\ngpus: [NVIDIA H200]\nkernels:\n"
+        "  - call: k.py:wrapper\n    args: {x: {shape: [n], dtype: float32}, n: n}\n    cases: [{n: '1..2000'}]\n"
+    )
+    done = tcache("resolve", "m.yaml", "--json", cwd=project, check=0)
+    assert len(json.loads(done.stdout)["launches"]) == 2000, "all of it is written"
+    assert (project / "end.txt").read_text() == wanted
+    assert tcache("resolve", "m.yaml", "--gpu", "no such", cwd=project).returncode == 2

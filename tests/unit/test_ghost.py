@@ -208,6 +208,18 @@ def test_everything_is_put_back():
     assert torch.empty(2, device="meta").is_meta
 
 
+def test_gradients_of_a_choice():
+    def chosen(device):
+        value = x(device, 4, 6, requires_grad=True)
+        torch.where(value > 0, value, 3.0).sum().backward()
+        value.clone().masked_fill(value > 0, 1.0).sum().backward()
+        return value.grad, torch.zeros(2, device="meta").device.type
+
+    agree(lambda device: chosen(device)[0])
+    with machine(H200):
+        assert chosen("cuda")[1] == "meta", "a program that says meta means it"
+
+
 def test_generators_and_streams():
     with machine(H200):
         generator = torch.Generator(device="cuda").manual_seed(3)

@@ -78,6 +78,7 @@ LAYERS = [
     ["prebaked", "tuning"],
     ["lookup"],
     ["compile"],
+    ["worker"],
     ["overlay", "capture"],
     ["explain"],
     ["active", "decide"],
