@@ -17,7 +17,7 @@ from tcache.replay import machine
 from tcache.replay.ghost import ghost
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ghost_operations import EVERY, INVENTED, OPERATIONS, STEPS, facts, plain
+from ghost_operations import EVERY, INVENTED, OPERATIONS, STEPS, facts, plain, x
 
 H200 = find_gpu("NVIDIA H200")
 MI300X = find_gpu("AMD Instinct MI300X")
