@@ -122,7 +122,7 @@ fla-core asks Triton to keep in {adopted["median_seconds"]["recorded"]:.0f} s; [
 | bundle, of the cache that tuning the same manifest leaves | {cpu["packed_of_tuning_cache"]:.2%} ({chain["packed_bytes"] / 1e3:.0f} kB of {warmup["tuning_cache_bytes"] / 1e6:.1f} MB) |
 | compiling {warmup["entries"]} entries two at a time against one at a time | {warmup["speedup"]:.2f}× ({warmup["speedup_of_the_whole_command"]:.2f}× with imports and replay) |
 | compiling {wide["entries"]} entries {wide["jobs"]} at a time against one at a time, {wide["jobs"]} cores | efficiency \
-{wide["compile_efficiency"]:.2f} ({wide["efficiency"]:.2f} for the whole command: {wide["resolving"]:.0f} s of imports and replay are serial) |
+{wide["compile_efficiency"]:.2f} ({wide["efficiency"]:.2f} for the whole command: {wide["before_compiling"]:.1f} s of imports come first) |
 | `tcache resolve` of {resolve["launches"]} launches of {resolve["kernels"]} kernels of three libraries, imports included | {resolve["seconds"]:.1f} s |
 | memory of `tcache warmup`'s parent, up to 15,000 launches of 70B-parameter shapes | {memory} MB |
 | packing {packing["entries"]:,} entries as a directory, a wheel, an image, a native cache | {", ".join(f"{packing[kind]['seconds']:.1f}" for kind in ("dir", "wheel", "oci", "native"))} s |
