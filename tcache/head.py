@@ -156,7 +156,9 @@ def _load_json(path: Path) -> dict[str, Any]:
             f"{path.parent}: not a bundle: no {path.name}", "give a directory that `tcache pack` wrote"
         ) from error
     except NotADirectoryError as error:
-        raise BundleError(f"{path.parent}: not a bundle: a file, expected a directory") from error
+        wheel = path.parent.suffix == ".whl"
+        wanted = "a wheel: install it with pip, and it is found by itself" if wheel else "a file, expected a directory"
+        raise BundleError(f"{path.parent}: not a bundle: {wanted}") from error
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -293,6 +293,16 @@ def test_an_error_that_passes_is_no_verdict(project):
     assert isinstance(bundle.check(store), Accepted)
 
 
+def test_a_file_in_place_of_a_bundle_is_skipped_and_says_what_to_do(tmp_path):
+    (tmp_path / "b-0-py3-none-any.whl").touch()
+    (tmp_path / "b").touch()
+    wheel, other = activate(bundles=[tmp_path / "b-0-py3-none-any.whl", tmp_path / "b"]).skipped
+    assert wheel.reason.endswith(
+        "b-0-py3-none-any.whl: not a bundle: a wheel: install it with pip, and it is found by itself"
+    )
+    assert other.reason.endswith("b: not a bundle: a file, expected a directory")
+
+
 @pytest.mark.parametrize("text", [b'"\\ud800"', b'"\xed\xa0\x80"'])
 def test_names_that_no_message_can_hold(project, text):
     head = project / "bundle" / "bundle.json"
