@@ -158,7 +158,7 @@ def _work(
             begin = time.perf_counter()
             error = None
             try:
-                todo[number].run()
+                todo[number].build()
             except Exception as problem:  # whatever a compiler raises is this entry's outcome
                 error = one_line(problem)
             peak = peak_memory()

@@ -92,13 +92,17 @@ class Compilation:
     given: tuple[tuple[str, Any], ...] = ()
 
     def run(self) -> Any:
-        """Compile (or read from the cache) and return Triton's ``CompiledKernel``.
+        """Compile (or read from the cache) and return Triton's ``CompiledKernel``."""
+        return _compiler.compile(self.source, target=self.target, options=dict(self.options))
+
+    def build(self) -> None:
+        """Compile into the cache, in a process where no other thread launches anything.
 
         A kernel may ask what it is compiled for (``tl.target_info``, atomics on descriptors), and upstream answers with
         the active driver's target, not the one given to ``compile``: so a driver of that target is active meanwhile.
         """
         with stub(self.target.backend, self.target.arch, self.target.warp_size):
-            return _compiler.compile(self.source, target=self.target, options=dict(self.options))
+            self.run()
 
     def effort(self) -> float:
         """Return a guess of how long compiling takes, in no unit: only good for beginning with what takes longest.

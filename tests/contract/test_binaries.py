@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 from tcache._binary import entry_problem, hsaco_problem, needed_glibc
 from tcache._triton.driver import stub
@@ -43,6 +44,21 @@ def entries(tmp_path_factory):
     patch.setattr(triton.knobs.cache, "manager_class", triton.runtime.cache.FileCacheManager)
     yield {target: entry(*target) for target in TARGETS}
     patch.undo()
+
+
+def test_compiling_in_this_process_leaves_the_driver_to_other_threads(monkeypatch, tmp_path):
+    """A service that tunes launches meanwhile; only a worker's process may have another driver for a while."""
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    seen = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **_: seen.append(driver._active), raising=False)
+    with stub("cuda", 90, 32):
+        compilation = compilation_of(fill, (), {"x_ptr": MockTensor("float32", (64,), (1,)), "n": 64, "BLOCK": 64})
+    with stub("cuda", 80, 32) as here:
+        compilation.run()
+        assert seen == [here]
+        compilation.build()
+        assert driver._active is here
+    assert seen[1].get_current_target() == compilation.target
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
