@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import _device_constructors
 
 from tcache.replay.known import LIKE, as_ghosts, keep_all, values_of
+from tcache.replay.layouts import along_ones
 from tcache.replay.place import CPU, FIRST, below, default_device, flat, mark, place_of, resolve
 from tcache.replay.values import LIMIT, ValueUnknown, keep, known, reads_values
 
@@ -118,14 +119,12 @@ def _large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _strides_of(source: Any, made: Any, memory_format: Any) -> Any:
-    """Give a tensor made like another its strides, also along sizes of 1, where torch's meta functions invent them."""
-    kept = memory_format in (None, torch.preserve_format) and made.stride() != source.stride()
-    if not kept or any(
-        a != b and size != 1 for a, b, size in zip(made.stride(), source.stride(), made.shape, strict=True)
-    ):
+    """Give a tensor made like another its strides, also along sizes of 1."""
+    if memory_format not in (None, torch.preserve_format):
         return made
     with torch.no_grad():
-        return made.detach().as_strided(source.shape, source.stride()).requires_grad_(made.requires_grad)
+        found = along_ones(made.detach(), source)
+    return made if found.stride() == made.stride() else found.requires_grad_(made.requires_grad)
 
 
 def _move(x: Any, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

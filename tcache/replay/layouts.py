@@ -19,7 +19,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LAID_OUT", "Attention", "Machine"]
+__all__ = ["LAID_OUT", "Attention", "Machine", "along_ones"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _attention(operator: Any) -> Callable[..., Any]:
             return _ATEN._scaled_dot_product_flash_attention(*padded, *rest, scale=scale)[0][..., :width]
         else:
             made = _ATEN._scaled_dot_product_flash_attention(*given, *rest, scale=scale)[0]
-        return _along_ones(made, query)
+        return along_ones(made, query)
 
     return call
 
@@ -129,7 +129,7 @@ def _attention(operator: Any) -> Callable[..., Any]:
 _ATEN = torch.ops.aten
 
 
-def _along_ones(made: Any, like: Any) -> Any:
+def along_ones(made: Any, like: Any) -> Any:
     """Give a tensor the strides of another along sizes of 1, where meta functions invent them."""
     apart = [(size, a, b) for size, a, b in zip(made.shape, made.stride(), like.stride(), strict=True) if a != b]
     return made.as_strided(made.shape, like.stride()) if apart and all(size == 1 for size, *_ in apart) else made
