@@ -82,7 +82,7 @@ class Work:
     do: object
     weight: float = 1.0
 
-    def run(self):
+    def build(self):
         self.do()
 
     def effort(self):
@@ -239,7 +239,7 @@ ORPHANS = r"""
 import os, time
 from tcache.compile import compile_all
 class Work:
-    def run(self):
+    def build(self):
         os.write(1, b"%d\n" % os.getpid())  # in one piece
         time.sleep(1)
     def effort(self):
