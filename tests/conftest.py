@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -15,6 +16,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "contract"))  # null_driver, bundle_project
 QUICKSTART = ROOT / "shape_manifests" / "quickstart.yaml"
+
+with contextlib.suppress(ImportError):  # a GPU machine may have pytest alone
+    from hypothesis import settings
+
+    # the same examples in every run, so that a change fails for what it changed; ``explore`` looks for new ones
+    settings.register_profile("explore", print_blob=True)
+    settings.register_profile("same", derandomize=True)
+    settings.load_profile("same")
 
 
 @functools.cache

@@ -5,7 +5,7 @@ launch of a process. What follows is the same function in Python. That it is the
 compares both for every launch and marks those that agree, and only marked entries are found this way.
 
 Source: ``handle_*`` in ``python/src/specialize.cc`` and ``create_function_from_signature`` in
-``triton/runtime/jit.py``, alike in 3.6 to 3.9.
+``triton/runtime/jit.py``, alike in 3.6 to 3.9 but for what ``_TEXT_IS_A_PROPERTY`` says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import triton
 from triton import knobs
 from triton._utils import type_canonicalisation_dict
 from triton.backends.compiler import GPUTarget
@@ -21,6 +22,10 @@ from triton.runtime.driver import driver as _driver
 from triton.runtime.jit import JITFunction
 
 __all__ = ["Specialized", "compiled", "launch", "specialize", "unusual"]
+
+_TEXT_IS_A_PROPERTY = triton.__version__.startswith("3.6.")
+"""3.6 also reads strings passed as constexpr for properties: one with a D in it is "divisible by 16", in the entry's key
+too. Since 3.7 ``JITFunction._pack_args`` leaves constexprs out."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Specialized:
         bound: parameter -> value, defaults and meta-parameters included, in order.
         signature: parameter -> type, such as ``*bf16``, ``i32`` or ``constexpr``.
         constants: parameter -> value of those whose type is ``constexpr``.
-        divisible: parameters known to be divisible by 16.
+        divisible: parameters that upstream holds for divisible by 16.
         options: compile options as the backend completes them.
     """
 
@@ -89,6 +94,8 @@ def specialize(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         signature[name] = found[0]
         if found[0] == "constexpr":
             constants[name] = value
+            if _TEXT_IS_A_PROPERTY and type(value) is str and "D" in value:
+                divisible.append(name)
         elif found[1] == "D":
             divisible.append(name)
     options = _options(function, given, target)

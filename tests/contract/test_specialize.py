@@ -35,7 +35,10 @@ integers = st.one_of(
     st.sampled_from([0, 1, -1, 16, 17, -16, 2**31, 2**31 - 1, -(2**31), -(2**31) - 1, 2**63, 2**63 - 1, 2**64 - 16]),
 )
 values = st.one_of(tensors, integers, st.booleans(), st.none(), st.floats(allow_nan=False), st.just(1.0))
-constants = st.one_of(st.integers(-5, 5), st.booleans(), st.none(), st.text(max_size=3), st.floats(allow_nan=False))
+TEXTS = st.sampled_from(["D", "S", "DS", "aDb", "d", "tt.divisibility=16"])  # letters that name properties upstream
+constants = st.one_of(
+    st.integers(-5, 5), st.booleans(), st.none(), st.text(max_size=3) | TEXTS, st.floats(allow_nan=False)
+)
 options = st.fixed_dictionaries(
     {}, optional={"num_warps": st.sampled_from([1, 8]), "num_stages": st.just(2), "maxnreg": st.just(128)}
 )
@@ -65,6 +68,18 @@ def test_equals_triton_s_binder(target, first, d, e, constant, h, given_options,
         return  # upstream refuses it: whatever is said of it is never used
     assert made is not None
     assert made.facts() == {name: theirs[name] for name in made.facts()}
+
+
+@pytest.mark.parametrize("text", ["D", "S", "BLOCKED", "blocked", ""])
+def test_a_text_is_what_the_release_takes_it_for(target, text):
+    """3.6 takes a constexpr string for a list of properties, later ones do not."""
+    function = JITFunction(body)
+    named = dict.fromkeys("abcde", 3) | {"f": text, "g": text}
+    made = specialize(function, (), named)
+    assert made is not None
+    theirs = facts_of(compilation_of(function, (), named))
+    assert made.facts() == {name: theirs[name] for name in made.facts()}
+    assert ("f" in made.facts()["attributes"]) == ("D" in text and triton.__version__.startswith("3.6."))
 
 
 def test_what_is_not_known_is_left_to_triton(target):
