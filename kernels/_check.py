@@ -11,6 +11,7 @@ only complex tensors are, and no kernel takes those.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+_STRIDED = torch.strided
 MOST = 2**31 - 2**24
 """Rows, columns or anything else that kernels count in 32 bits: the last tile or step may end past the last element.
 
@@ -68,10 +70,12 @@ def readable(
         raise ValueError(f"{name}: expected {named(dtypes)}, got {value.dtype}")
     if dim is not None and value.dim() != dim:
         raise ValueError(f"{name}: expected {dim} dimension{'s' * (dim > 1)}, got shape {tuple(value.shape)}")
-    if value.layout is not torch.strided:
+    if value.layout is not _STRIDED:
         raise ValueError(f"{name}: expected a strided tensor, got one of layout {value.layout}")
     if value.numel() > most and max(value.shape) > most:
         raise ValueError(f"{name}: expected at most {most} elements along a dimension, got shape {tuple(value.shape)}")
+    if not value.is_neg():  # to be told the same tensor again takes longer
+        return value
     try:
         return value.resolve_neg()
     except NotImplementedError:  # of float8: torch has no negative
@@ -196,7 +200,7 @@ def integer(name: str, value: int, least: int, most: int) -> int:
         TypeError: it is no integer.
         ValueError: it lies outside of it.
     """
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+    if type(value) is not int and (not isinstance(value, numbers.Integral) or isinstance(value, bool)):
         raise TypeError(f"{name}: expected an integer, got {shown(value)}")
     if not least <= value <= most:
         raise ValueError(f"{name}: expected {least}..{most}, got {value}")
@@ -216,12 +220,14 @@ def flag(name: str, value: bool) -> bool:
     return bool(value)
 
 
-def on_device_of(x: torch.Tensor) -> torch.cuda.device_of:
+def on_device_of(x: torch.Tensor) -> contextlib.AbstractContextManager:
     """Return a context in which launches go to the GPU that holds ``x``; Triton launches on the current one.
 
     Raises:
         ValueError: ``x`` is on the meta device: Triton takes its address, 0, for a pointer like any other.
     """
+    if x.is_cuda:
+        return torch.cuda.device(x.get_device())
     if x.device.type == "meta":
         raise ValueError("expected tensors that have memory, got one on the meta device")
-    return torch.cuda.device_of(x)
+    return contextlib.nullcontext()
