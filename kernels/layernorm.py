@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ._check import flag
+from ._gradients import differentiable_once
 from ._norm_launches import backward, backward_bytes, forward, wants_gradient
 from ._rows import as_rows
 
@@ -17,7 +17,7 @@ def layernorm(
     eps: float = 1e-5,
     deterministic: bool = True,
 ) -> torch.Tensor:
-    """Return ``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension; differentiable.
+    """Return ``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension; once differentiable.
 
     Args:
         x: ``[…, N]``, float32, float16 or bfloat16. Two-dimensional inputs may have any strides; others are copied
@@ -89,7 +89,7 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, dy):
         x, weight, mean, rstd = ctx.saved_tensors
         return *layernorm_backward(dy, x, weight, mean, rstd, ctx.has_bias, ctx.deterministic), None, None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 import tcache
 
 from ._check import MOST_ACROSS, check_dtype, on_device_of
+from ._gradients import differentiable_once
 from ._sums import rms
 from .sparse_conv import (
     neighbours_present,
@@ -148,7 +148,7 @@ class SparseConv(torch.autograd.Function):
         return sparse_conv(features, weight, neighbours, order, masks)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, gradient):
         features, weight, neighbours, order, masks = ctx.saved_tensors
         gradient = gradient.contiguous()

@@ -156,6 +156,17 @@ def test_every_wrapper_is_exported():
         assert set(table.get(path.stem, ())) <= functions
 
 
+def test_every_function_of_autograd_is_exported(site):
+    """A service gets them as it gets wrappers; those that a wrapper applies have an underscore."""
+    table = importlib.import_module("kernels").FUNCTIONS
+    for path in (ROOT / "kernels").glob("[!_]*.py"):
+        classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+        public = {node.name for node in classes if not node.name.startswith("_")}
+        assert public == set(table.get(path.stem, ())), f"{path}: add to FUNCTIONS in kernels/__init__.py"
+    text = "from tcache_kernels import *; from tcache_kernels import SparseConv; print(SparseConv.apply.__name__)"
+    assert python(site, text) == "apply"
+
+
 def test_a_gpu_without_float8_is_told_so_before_anything_is_launched(tmp_path, tcache):
     text = f"version: 1\nkernels:\n  - call: {ROOT}/kernels/quantize.py:quantize_fp8\n"
     (tmp_path / "m.yaml").write_text(text + "    args: {x: {shape: [4, 256], dtype: bfloat16}}\n    cases: [{}]\n")
