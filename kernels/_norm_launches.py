@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 
@@ -72,7 +74,10 @@ def forward(
     y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     rstd = torch.empty(m, device=x.device, dtype=torch.float32)
     mean = torch.empty_like(rstd) if centred else None
-    if x.numel():
+    if n == 0:  # the mean of nothing
+        for each in (rstd, mean) if centred else (rstd,):
+            each.fill_(math.nan)
+    elif m:
         tensors = (rows, weight, bias, y, mean, rstd, m, n, eps, rows.stride(0), rows.stride(1), n)
         with on_device_of(x):
             grid = lambda meta: (triton.cdiv(m, meta["ROWS"]),)  # noqa: E731

@@ -208,3 +208,15 @@ def test_second_gradients_of_norms_are_refused(randn, name):
         (gradient,) = torch.autograd.grad((kernel(name, name)(x) * factor).sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             (x.sum() + gradient.square().sum()).backward()
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_statistics_of_rows_without_columns(randn, monkeypatch, name):
+    """They are written, too: the mean of nothing is not a number."""
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    y, *statistics = kernel(name, f"{name}_forward")(randn(3, 0))
+    assert y.shape == (3, 0)
+    for each in statistics:
+        assert each.shape == (3,)
+        assert each.isnan().all()
