@@ -150,8 +150,13 @@ def check_shape(
         )
 
 
-def check_fp8(name: str, x: torch.Tensor) -> None:
+def check_fp8(name: str, x: torch.Tensor, instead: str = "int8") -> None:
     """Raise where the GPU that holds ``x`` has no float8_e4m3fn: before compute capability 8.9.
+
+    Args:
+        name: of the argument.
+        x: what was given for it.
+        instead: what such a GPU takes in its place.
 
     Raises:
         ValueError: it has none.
@@ -161,7 +166,7 @@ def check_fp8(name: str, x: torch.Tensor) -> None:
         if tuple(found) < (8, 9):
             raise ValueError(
                 f"{name}: float8_e4m3fn: expected a GPU of compute capability 8.9 or more, {x.device} has "
-                f"{found[0]}.{found[1]}; use int8 there"
+                f"{found[0]}.{found[1]}; use {instead} there"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._check import FLOATS, check_device, check_dtype, check_shape, readable
-from ._matrices import DTYPES
+from ._matrices import DTYPES, check_multiplied
 from ._rows import as_rows
 from ._sums import rms, tolerance_of_sums
 from .matmul_decode import MOST_ROWS, matmul_decode
@@ -25,13 +25,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
     Raises:
         TypeError: an argument is no tensor.
-        ValueError: shapes do not match, dtypes or devices differ, or the dtype is none of these.
+        ValueError: shapes do not match, dtypes or devices differ, or the dtype is none of these, or none that the GPU has.
     """
     x, weight = readable("x", x, DTYPES), readable("weight", weight, DTYPES, 2)
     if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"expected x [..., K] and weight [N, K], got {tuple(x.shape)} and {tuple(weight.shape)}")
     check_dtype("weight", weight, "x", x)
     check_device(x=x, weight=weight)
+    check_multiplied("x", x)
     if bias is not None:
         bias = readable("bias", bias, FLOATS, 1)  # what torch adds up: no float8
         check_shape("bias", bias, (weight.shape[0],), "weight")

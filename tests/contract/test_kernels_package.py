@@ -167,12 +167,32 @@ def test_every_function_of_autograd_is_exported(site):
     assert python(site, text) == "apply"
 
 
-def test_a_gpu_without_float8_is_told_so_before_anything_is_launched(tmp_path, tcache):
-    text = f"version: 1\nkernels:\n  - call: {ROOT}/kernels/quantize.py:quantize_fp8\n"
-    (tmp_path / "m.yaml").write_text(text + "    args: {x: {shape: [4, 256], dtype: bfloat16}}\n    cases: [{}]\n")
+FLOAT8 = "{shape: [16, 16], dtype: float8_e4m3fn}"
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "arguments", "instead"),
+    [
+        ("quantize.py:quantize_fp8", "x: {shape: [4, 256], dtype: bfloat16}", "int8"),
+        *(
+            (f"{name}.py:{name}", f"{first}: {FLOAT8}, {second}: {FLOAT8}", "float8_e5m2 or float16")
+            for name, first, second in [
+                ("matmul", "a", "b"), ("matmul_decode", "a", "b"), ("matmul_persistent", "a", "b"),
+                ("linear", "x", "weight"),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_a_gpu_without_float8_is_told_so_before_anything_is_launched(tmp_path, tcache, wrapper, arguments, instead):
+    text = f"version: 1\nkernels:\n  - call: {ROOT}/kernels/{wrapper}\n    args: {{{arguments}}}\n    cases: [{{}}]\n"
+    (tmp_path / "m.yaml").write_text(text)
     options = ("m.yaml", "--untuned", "default", "--gpu")
     done = tcache("resolve", *options, "NVIDIA A100-SXM4-80GB", cwd=tmp_path, check=2)
-    assert "expected a GPU of compute capability 8.9 or more, cuda:0 has 8.0; use int8 there" in done.stderr
+    name = arguments.partition(":")[0]
+    said = (
+        f"{name}: float8_e4m3fn: expected a GPU of compute capability 8.9 or more, cuda:0 has 8.0; use {instead} there"
+    )
+    assert said in done.stderr
     tcache("resolve", *options, "NVIDIA H200", cwd=tmp_path, check=0)
 
 
