@@ -461,6 +461,7 @@ kernels:
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert (document["version"], len(document["rows"])) == (1, 1)
+    assert "left out" not in done.stderr
     for more, said in [
         (["--case", "nothing"], "--case 'nothing' matches no case"),
         (["--plot", str(folder / "no" / "r.svg")], "no such directory"),
@@ -469,6 +470,39 @@ kernels:
         done = CliRunner().invoke(main, [*given[:2], *more])
         assert done.exit_code == 2
         assert said in done.stderr
+
+
+def test_launches_without_companions_are_left_out_and_told_of(folder, monkeypatch):
+    monkeypatch.setattr("tcache.bench.machine.Gpu", Cpu)
+    monkeypatch.setattr("tcache.bench.timing.QUICK", OPTIONS.plan)
+    spelled = """\
+  - kernel: ops.py:double_kernel
+    args: {x_ptr: {shape: [n], dtype: float32}, n: n, BLOCK: 16}
+    grid: [1]
+    cases: [{n: [10, 11]}, {n: 12, gpus: [NVIDIA L4]}]
+"""
+    (folder / "all.yaml").write_text(ONE.format(name="loose", more="", n=10) + spelled)
+    given = ["bench", str(folder / "all.yaml"), "--quick", "--no-compile", "--json"]
+    done = CliRunner().invoke(main, given)
+    assert (done.exit_code, len(json.loads(done.stdout)["rows"])) == (0, 1)
+    assert "note: 2 cases of 'kernel:' or 'launches:' items are left out" in done.stderr
+    for pattern in (["--case", "double_kernel"], []):
+        if not pattern:
+            (folder / "all.yaml").write_text("version: 1\nkernels:\n" + spelled)
+        done = CliRunner().invoke(main, [*given[:-1], *pattern])
+        assert done.exit_code == 2
+        assert "nothing to bench on NVIDIA H200: no case of a 'call:' item is for it" in done.stderr
+
+
+def test_what_was_measured_is_printed_where_the_picture_cannot_be_written(folder, monkeypatch):
+    monkeypatch.setattr("tcache.bench.machine.Gpu", Cpu)
+    monkeypatch.setattr("tcache.bench.timing.QUICK", OPTIONS.plan)
+    (folder / "all.yaml").write_text(ONE.format(name="loose", more="", n=10))
+    given = ["bench", str(folder / "all.yaml"), "--quick", "--no-compile", "--json"]
+    done = CliRunner().invoke(main, [*given, "--plot", str(folder / f"{'r' * 300}.svg")])
+    assert done.exit_code == 1
+    assert len(json.loads(done.stdout)["rows"]) == 1
+    assert "cannot be written: File name too long" in done.stderr
 
 
 def test_an_interrupted_run_prints_what_it_has(folder, monkeypatch):
