@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -223,6 +224,25 @@ def flag(name: str, value: bool) -> bool:
     if not isinstance(value, numbers.Integral) or value not in (0, 1):
         raise TypeError(f"{name}: expected True or False, got {shown(value)}")
     return bool(value)
+
+
+def check_any_order(what: str) -> None:
+    """Raise, or warn, where the program wants the same bits every time: torch.use_deterministic_algorithms.
+
+    Args:
+        what: adds up in the order in which programs end.
+
+    Raises:
+        RuntimeError: what torch's own operations raise then.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        text = (
+            f"{what} adds up in the order in which programs end, and has no other way; expected an operation that is "
+        )
+        text += "deterministic, as torch.use_deterministic_algorithms is on (warn_only=True warns instead)"
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise RuntimeError(text)
+        warnings.warn(text, stacklevel=3)
 
 
 def on_device_of(x: torch.Tensor) -> contextlib.AbstractContextManager:

@@ -106,7 +106,8 @@ def backward(
         mean: float32 ``[M]`` for layernorm, None for rmsnorm.
         rstd: float32 ``[M]``.
         has_bias: the forward had a bias, which has the dtype of the weight.
-        deterministic: sum over rows in one order, in two stages; else by atomic additions.
+        deterministic: sum over rows in one order, in two stages; else by atomic additions, unless torch is told to
+            be deterministic (``torch.use_deterministic_algorithms``).
 
     Raises:
         TypeError: an argument is of another kind.
@@ -117,6 +118,7 @@ def backward(
     check_shape("dy", dy, x.shape, "x")
     check_dtype("dy", dy, "x", x)
     has_bias, deterministic = flag("has_bias", has_bias), flag("deterministic", deterministic)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     if has_bias and weight is None:
         raise ValueError("has_bias: a bias goes with a weight, and there is none")
     rows, gradient = near_rows(as_rows(x)), near_rows(as_rows(dy, "dy"))

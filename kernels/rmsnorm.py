@@ -61,7 +61,7 @@ def rmsnorm_backward(
         x, weight: as given to the forward.
         rstd: what :func:`rmsnorm_forward` returned.
         deterministic: sums over rows are taken in two stages and one order; otherwise by atomic additions, whose last
-            bits change from run to run. Rows of more than 8192 columns always take two stages.
+            bits change from run to run, unless ``torch.use_deterministic_algorithms`` is on. Rows of more than 8192 columns always take two stages.
 
     Raises:
         TypeError: an argument is of another kind.

@@ -114,6 +114,22 @@ def test_no_gradient_of_gradients(device):
             (features.sum() + gradient.square().sum()).backward()
 
 
+def test_a_weights_gradient_where_torch_must_be_deterministic(device):
+    """It is added up in any order: torch's own operations of that kind raise, or warn if they are told to."""
+    neighbours = neighbour_map(voxels(20, device))
+    features, gradient = torch.randn(20, 4, device=device), torch.randn(20, 8, device=device)
+    try:
+        torch.use_deterministic_algorithms(mode=True)
+        with pytest.raises(RuntimeError, match=r"^sparse_conv_weight_gradient adds up in the order .*deterministic"):
+            weight_gradient(features, gradient, neighbours)
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        with pytest.warns(UserWarning, match="sparse_conv_weight_gradient adds up"):
+            found = weight_gradient(features, gradient, neighbours)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    close(found, weight_gradient_reference(features, gradient, neighbours))
+
+
 def test_gradients_refuse_before_anything_is_sorted():
     features, weight, neighbours = torch.zeros(5, 4), torch.zeros(65, 4, 8), torch.zeros(5, 65).int()
     with pytest.raises(ValueError, match="expected at most 62 offsets"):

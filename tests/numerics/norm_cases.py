@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from rowwise_cases import DTYPES, INF, KINDS, NAN, SHAPES, close, kernel, only, pair, strided
@@ -220,3 +222,20 @@ def test_statistics_of_rows_without_columns(randn, monkeypatch, name):
     for each in statistics:
         assert each.shape == (3,)
         assert each.isnan().all()
+
+
+@pytest.fixture
+def deterministic_torch():
+    torch.use_deterministic_algorithms(mode=True)
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+@pytest.mark.usefixtures("deterministic_torch")
+def test_nothing_is_added_up_in_any_order_where_torch_must_not(randn, monkeypatch, name):
+    launches = sys.modules[kernel("_norm_launches", "backward").__module__]
+    monkeypatch.setattr(launches, "backward_atomic_kernel", None)
+    x = randn(3, 16).requires_grad_()
+    kernel(name, name)(x, randn(16).requires_grad_(), deterministic=False).sum().backward()
+    assert x.grad.isfinite().all()
