@@ -176,11 +176,15 @@ def number(name: str, value: float) -> float:
 
     Raises:
         TypeError: it is no number.
+        ValueError: it is an integer or a fraction that no float reaches.
     """
     if type(value) is float:  # most are: asking whether something is a number at all takes longer
         return value
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name}: expected a number that a float holds, got one of more than 308 digits") from None
     raise TypeError(f"{name}: expected a number, got {shown(value)}")
 
 
