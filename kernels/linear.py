@@ -46,9 +46,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return what :func:`linear` computes, in torch, rounded as it is."""
-    y = (x.float() @ weight.float().t()).to(x.dtype)
-    return y if bias is None else y + bias
+    """Return what :func:`linear` computes, in torch, rounded once from float32: the product is not rounded on its own."""
+    y = x.float() @ weight.float().t()
+    return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
 def linear_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -72,7 +72,8 @@ def linear_bytes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 def linear_tolerance(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[float, float]:
     """Return (relative, absolute) of sums of K products in float32: see ``_sums.py``.
 
-    Where a bias cancels a product, what is left of the product's rounding is one step of a value as large as the bias.
+    The product is rounded before a bias is added. Where that cancels it, what is left of its rounding is one step of a
+    value as large as the bias.
     """
     relative, absolute = tolerance_of_sums(x.dtype, x.shape[-1], rms(x) * rms(weight))
     if bias is None or bias.numel() == 0:

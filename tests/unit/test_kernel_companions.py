@@ -198,6 +198,15 @@ def test_products_of_float8_may_be_neighbours(dtype):
     assert function("matmul", "matmul_tolerance")(one, one.t())[1] == pytest.approx(4096 / 32 * 2**-13 * 2 * 64)
 
 
+def test_a_linear_layers_reference_is_rounded_once():
+    """256 + 1 is no bfloat16, 256 + 1 + 1 is one; the wrapper, which rounds in between, is inside of the tolerance."""
+    x, weight, bias = ones(1, 2), ones(1, 2) * torch.tensor([256, 1]), ones(1)
+    wanted = function("linear", "linear_reference")(x, weight, bias)
+    assert wanted.item() == 258
+    tolerance = function("linear", "linear_tolerance")(x, weight, bias)
+    assert compare((x @ weight.t()) + bias, wanted, tolerance).problem is None
+
+
 def test_tolerances_of_what_multiplies_in_other_ways():
     x, weight = ones(2, 4, 16), ones(8, 16)
     assert function("linear", "linear_tolerance")(x, weight) == (1e-2, 1e-2)
