@@ -18,6 +18,8 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+import triton
+from triton.backends.driver import GPUDriver
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
@@ -253,10 +255,25 @@ def on_device_of(x: torch.Tensor) -> contextlib.AbstractContextManager:
     """Return a context in which launches go to the GPU that holds ``x``; Triton launches on the current one.
 
     Raises:
-        ValueError: ``x`` is on the meta device: Triton takes its address, 0, for a pointer like any other.
+        ValueError: ``x`` is on the meta device: Triton takes its address, 0, for a pointer like any other. Or it is on
+            the CPU where kernels run on GPUs: Triton refuses such pointers only after it has compiled, and those of
+            descriptors not at all.
     """
     if x.is_cuda:
         return torch.cuda.device(x.get_device())
-    if x.device.type == "meta":
+    kind = x.device.type
+    if kind == "meta":
         raise ValueError("expected tensors that have memory, got one on the meta device")
+    if kind == "cpu" and not triton.knobs.runtime.interpret and _runs_on_gpus():
+        raise ValueError(
+            "expected tensors on a GPU, got one on the CPU, where only Triton's interpreter runs kernels (TRITON_INTERPRET=1)"
+        )
     return contextlib.nullcontext()
+
+
+def _runs_on_gpus() -> bool:
+    """Return whether what Triton launches goes to a GPU: also where there is none, and nothing can be launched."""
+    try:
+        return isinstance(triton.runtime.driver.active, GPUDriver)
+    except RuntimeError:  # of Triton: no driver, or several
+        return True

@@ -167,6 +167,33 @@ def test_every_function_of_autograd_is_exported(site):
     assert python(site, text) == "apply"
 
 
+CPU = """\
+import torch, tcache_kernels as k
+
+
+def half(*shape):
+    return torch.zeros(*shape, dtype=torch.float16)
+
+calls = {
+    "softmax": lambda: k.softmax(torch.zeros(2, 3)),
+    "matmul_persistent": lambda: k.matmul_persistent(half(16, 16), half(16, 16), tma=True),
+    "grouped_gemm": lambda: k.grouped_gemm(half(8, 16), half(1, 16, 8), torch.tensor([0, 8]), tma=True),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except ValueError as error:
+        print(name, error)
+"""
+
+
+def test_tensors_of_the_cpu_are_refused_before_anything_is_compiled(site):
+    """Of a descriptor Triton takes any address: the kernel would read it on the GPU."""
+    said = python(site, CPU).splitlines()
+    assert [line.partition(" ")[0] for line in said] == ["softmax", "matmul_persistent", "grouped_gemm"]
+    assert all("expected tensors on a GPU, got one on the CPU" in line for line in said)
+
+
 FLOAT8 = "{shape: [16, 16], dtype: float8_e4m3fn}"
 
 
