@@ -18,7 +18,8 @@ flag where one is expected, ValueError for dtypes, shapes, devices, layouts and 
 are read as what they are, at the price of a copy, and refused where they would be written.
 
 Gradients: of ``attention``, ``layernorm``, ``rmsnorm`` and ``SparseConv.apply``, once: what is to be differentiated twice
-is refused when it is. The other wrappers compute forward only; what they return is detached from autograd's graph.
+is refused when it is. The other wrappers compute forward only: what they return is detached from autograd's graph, and
+they warn where an argument requires a gradient.
 
 Wrappers are imported when they are first asked for. What a wrapper's module has besides (its kernels, ``softmax_flops``)
 comes from the module: ``from tcache_kernels.softmax import softmax_kernel``. In the package itself, a name that both a

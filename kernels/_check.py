@@ -51,7 +51,7 @@ def named(dtypes: Sequence[torch.dtype]) -> str:
 def readable(
     name: str, value: torch.Tensor, dtypes: Sequence[torch.dtype], dim: int | None = None, most: float = MOST
 ) -> torch.Tensor:
-    """Return a tensor whose memory holds its values.
+    """Return a tensor whose memory holds its values; warn where autograd follows it, which ends here.
 
     Args:
         name: of the argument.
@@ -61,7 +61,7 @@ def readable(
         most: elements that each of them may have.
 
     Returns:
-        ``value`` itself, or a copy where torch negates it lazily.
+        ``value`` itself, detached where autograd follows it, or a copy where torch negates it lazily.
 
     Raises:
         TypeError: it is no tensor.
@@ -77,6 +77,13 @@ def readable(
         raise ValueError(f"{name}: expected a strided tensor, got one of layout {value.layout}")
     if value.numel() > most and max(value.shape) > most:
         raise ValueError(f"{name}: expected at most {most} elements along a dimension, got shape {tuple(value.shape)}")
+    if value.requires_grad and torch.is_grad_enabled():
+        warnings.warn(
+            f"{name} requires a gradient, and the result has none: it counts as a constant; where that is meant, say so "
+            f"with torch.no_grad() or {name}.detach()",
+            stacklevel=3,
+        )
+        value = value.detach()  # said once
     if not value.is_neg():  # to be told the same tensor again takes longer
         return value
     try:
@@ -96,7 +103,8 @@ def writable(
     Raises:
         ValueError: also where torch negates it lazily: what is written there would be read as its negative.
     """
-    readable(name, value, dtypes, dim, most)
+    with torch.no_grad():  # whether a gradient is lost is for the caller to say
+        readable(name, value, dtypes, dim, most)
     if value.is_neg():
         raise ValueError(
             f"{name}: expected a tensor whose memory holds its values, as it is written in place, "
