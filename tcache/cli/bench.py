@@ -44,7 +44,8 @@ def command(
     (float32: TF32), which is that of its first tensor of numbers. The bound is the longer of bytes at peak bandwidth
     and operations at peak rate. Configs are those of the store; nothing is tuned here.
 
-    Exit code 1: a case failed or its result is wrong; the others' rows are printed all the same.
+    Exit code 1: a case failed or its result is wrong; the others' rows are printed all the same. 130: interrupted; the
+    rows measured before are printed.
     """
     from tcache.active import activate
     from tcache.bench.cases import Options
