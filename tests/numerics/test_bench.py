@@ -480,12 +480,15 @@ def test_launches_without_companions_are_left_out_and_told_of(folder, monkeypatc
     args: {x_ptr: {shape: [n], dtype: float32}, n: n, BLOCK: 16}
     grid: [1]
     cases: [{n: [10, 11]}, {n: 12, gpus: [NVIDIA L4]}]
+  - launches: serve.json
 """
+    row = {"schema": 1, "id": "a", "kernel": "ops.py:double_kernel", "args": [1]}
+    (folder / "serve.json").write_text(json.dumps(row) + "\n")
     (folder / "all.yaml").write_text(ONE.format(name="loose", more="", n=10) + spelled)
     given = ["bench", str(folder / "all.yaml"), "--quick", "--no-compile", "--json"]
     done = CliRunner().invoke(main, given)
     assert (done.exit_code, len(json.loads(done.stdout)["rows"])) == (0, 1)
-    assert "note: 2 cases of 'kernel:' or 'launches:' items are left out" in done.stderr
+    assert "note: 3 cases of 'kernel:' or 'launches:' items are left out" in done.stderr
     for pattern in (["--case", "double_kernel"], []):
         if not pattern:
             (folder / "all.yaml").write_text("version: 1\nkernels:\n" + spelled)
