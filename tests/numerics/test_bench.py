@@ -310,6 +310,29 @@ def test_a_case_with_everything(folder):
     assert machine.calls >= 6
 
 
+def test_a_reference_is_in_float32_whatever_the_program_set(folder):
+    """Containers for training set TF32; what a user of torch would call is timed as the program has it."""
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_tf32
+    source = (
+        "def noted_reference(x):\n    SEEN.append(torch.backends.cuda.matmul.allow_tf32)\n    return x * 2\n\n\n"
+        "def noted_torch(x):\n    TIMED.append(torch.backends.cuda.matmul.allow_tf32)\n    return x * 2\n\n\n"
+        "def noted(x):\n    return x * 2\n\n\nSEEN, TIMED = [], []\n"
+    )
+    (folder / "ops.py").write_text(f"{OPS}\n\n{source}")
+    case = case_of(folder, "noted")
+    settings.allow_tf32 = True
+    try:
+        found = measure_case(case, Cpu(), OPTIONS)
+        assert settings.allow_tf32
+    finally:
+        settings.allow_tf32 = before
+    assert found.error is None
+    module = load_target(case).__globals__
+    assert module["SEEN"] == [False]
+    assert set(module["TIMED"]) == {True}
+
+
 def test_a_wrapper_that_writes_its_argument(folder):
     found = measure_case(case_of(folder, "double_"), Cpu(), OPTIONS)
     assert (found.error, found.agreement.largest_error) == (None, 0.0)
