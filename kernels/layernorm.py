@@ -62,7 +62,7 @@ def layernorm_backward(
     """Return the gradients of ``x``, ``weight`` and ``bias``; None for what there was not.
 
     Args:
-        dy: gradient of the output, of the shape and dtype of ``x``.
+        dy: gradient of the output, of the shape and dtype of ``x``; strides of both as for :func:`layernorm`.
         x, weight: as given to the forward.
         mean, rstd: what :func:`layernorm_forward` returned.
         has_bias: there was a bias.

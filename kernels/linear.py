@@ -16,9 +16,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """Return ``x @ weight.T + bias``, without a gradient for any of them.
 
     Args:
-        x: ``[..., K]``, float32, float16, bfloat16, or without a bias float8_e4m3fn or float8_e5m2; up to 128 rows are bound by reading the weight, more by multiplying.
-        weight: ``[N, K]``, as ``torch.nn.Linear`` keeps it, of the dtype of ``x``.
-        bias: ``[N]``, added to the rounded product; None for none.
+        x: ``[..., K]``, float32, float16, bfloat16, or without a bias float8_e4m3fn or float8_e5m2,
+            any strides (copied where more than two dimensions do not merge); up to 128 rows are bound by reading the weight, more by multiplying.
+        weight: ``[N, K]``, as ``torch.nn.Linear`` keeps it, any strides, of the dtype of ``x``.
+        bias: ``[N]``, any stride, added to the rounded product; None for none.
 
     Returns:
         ``[..., N]``, contiguous, of the dtype of ``x``.

@@ -57,7 +57,7 @@ def rmsnorm_backward(
     """Return the gradients of ``x`` and ``weight``; None for a weight there was not.
 
     Args:
-        dy: gradient of the output, of the shape and dtype of ``x``.
+        dy: gradient of the output, of the shape and dtype of ``x``; strides of both as for :func:`rmsnorm`.
         x, weight: as given to the forward.
         rstd: what :func:`rmsnorm_forward` returned.
         deterministic: sums over rows are taken in two stages and one order; otherwise by atomic additions, whose last
