@@ -17,8 +17,9 @@ Arguments that a wrapper does not take are refused before a launch, by name: Typ
 flag where one is expected, ValueError for dtypes, shapes, devices, layouts and sizes. Tensors that torch negates lazily
 are read as what they are, at the price of a copy, and refused where they would be written.
 
-Gradients: of ``attention``, ``layernorm``, ``rmsnorm`` and ``SparseConv``. The other wrappers compute forward only; what
-they return is detached from autograd's graph.
+Gradients: of ``attention``, ``layernorm``, ``rmsnorm`` and ``SparseConv.apply``, once: what is to be differentiated twice
+is refused when it is. The other wrappers compute forward only: what they return is detached from autograd's graph, and
+they warn where an argument requires a gradient.
 
 Wrappers are imported when they are first asked for. What a wrapper's module has besides (its kernels, ``softmax_flops``)
 comes from the module: ``from tcache_kernels.softmax import softmax_kernel``. In the package itself, a name that both a
@@ -59,7 +60,10 @@ WRAPPERS = {
 }
 """Module -> the wrappers it has."""
 
-_MODULE_OF = {wrapper: module for module, wrappers in WRAPPERS.items() for wrapper in wrappers}
+FUNCTIONS = {"sparse_conv_backward": ("SparseConv",)}
+"""Module -> the functions of autograd that it has, used by ``apply``."""
+
+_MODULE_OF = {name: module for table in (WRAPPERS, FUNCTIONS) for module, names in table.items() for name in names}
 
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - the table says it
 

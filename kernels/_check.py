@@ -11,14 +11,19 @@ only complex tensors are, and no kernel takes those.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
+import warnings
 from collections.abc import Sequence
 
 import torch
+import triton
+from triton.backends.driver import GPUDriver
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+_STRIDED = torch.strided
 MOST = 2**31 - 2**24
 """Rows, columns or anything else that kernels count in 32 bits: the last tile or step may end past the last element.
 
@@ -46,7 +51,7 @@ def named(dtypes: Sequence[torch.dtype]) -> str:
 def readable(
     name: str, value: torch.Tensor, dtypes: Sequence[torch.dtype], dim: int | None = None, most: float = MOST
 ) -> torch.Tensor:
-    """Return a tensor whose memory holds its values.
+    """Return a tensor whose memory holds its values; warn where autograd follows it, which ends here.
 
     Args:
         name: of the argument.
@@ -56,7 +61,7 @@ def readable(
         most: elements that each of them may have.
 
     Returns:
-        ``value`` itself, or a copy where torch negates it lazily.
+        ``value`` itself, detached where autograd follows it, or a copy where torch negates it lazily.
 
     Raises:
         TypeError: it is no tensor.
@@ -68,10 +73,19 @@ def readable(
         raise ValueError(f"{name}: expected {named(dtypes)}, got {value.dtype}")
     if dim is not None and value.dim() != dim:
         raise ValueError(f"{name}: expected {dim} dimension{'s' * (dim > 1)}, got shape {tuple(value.shape)}")
-    if value.layout is not torch.strided:
+    if value.layout is not _STRIDED:
         raise ValueError(f"{name}: expected a strided tensor, got one of layout {value.layout}")
     if value.numel() > most and max(value.shape) > most:
         raise ValueError(f"{name}: expected at most {most} elements along a dimension, got shape {tuple(value.shape)}")
+    if value.requires_grad and torch.is_grad_enabled():
+        warnings.warn(
+            f"{name} requires a gradient, and the result has none: it counts as a constant; where that is meant, say so "
+            f"with torch.no_grad() or {name}.detach()",
+            stacklevel=3,
+        )
+        value = value.detach()  # said once
+    if not value.is_neg():  # to be told the same tensor again takes longer
+        return value
     try:
         return value.resolve_neg()
     except NotImplementedError:  # of float8: torch has no negative
@@ -89,7 +103,8 @@ def writable(
     Raises:
         ValueError: also where torch negates it lazily: what is written there would be read as its negative.
     """
-    readable(name, value, dtypes, dim, most)
+    with torch.no_grad():  # whether a gradient is lost is for the caller to say
+        readable(name, value, dtypes, dim, most)
     if value.is_neg():
         raise ValueError(
             f"{name}: expected a tensor whose memory holds its values, as it is written in place, "
@@ -146,8 +161,13 @@ def check_shape(
         )
 
 
-def check_fp8(name: str, x: torch.Tensor) -> None:
+def check_fp8(name: str, x: torch.Tensor, instead: str = "int8") -> None:
     """Raise where the GPU that holds ``x`` has no float8_e4m3fn: before compute capability 8.9.
+
+    Args:
+        name: of the argument.
+        x: what was given for it.
+        instead: what such a GPU takes in its place.
 
     Raises:
         ValueError: it has none.
@@ -157,7 +177,7 @@ def check_fp8(name: str, x: torch.Tensor) -> None:
         if tuple(found) < (8, 9):
             raise ValueError(
                 f"{name}: float8_e4m3fn: expected a GPU of compute capability 8.9 or more, {x.device} has "
-                f"{found[0]}.{found[1]}; use int8 there"
+                f"{found[0]}.{found[1]}; use {instead} there"
             )
 
 
@@ -166,11 +186,15 @@ def number(name: str, value: float) -> float:
 
     Raises:
         TypeError: it is no number.
+        ValueError: it is an integer or a fraction that no float reaches.
     """
     if type(value) is float:  # most are: asking whether something is a number at all takes longer
         return value
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name}: expected a number that a float holds, got one of more than 308 digits") from None
     raise TypeError(f"{name}: expected a number, got {shown(value)}")
 
 
@@ -196,7 +220,7 @@ def integer(name: str, value: int, least: int, most: int) -> int:
         TypeError: it is no integer.
         ValueError: it lies outside of it.
     """
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+    if type(value) is not int and (not isinstance(value, numbers.Integral) or isinstance(value, bool)):
         raise TypeError(f"{name}: expected an integer, got {shown(value)}")
     if not least <= value <= most:
         raise ValueError(f"{name}: expected {least}..{most}, got {value}")
@@ -216,12 +240,48 @@ def flag(name: str, value: bool) -> bool:
     return bool(value)
 
 
-def on_device_of(x: torch.Tensor) -> torch.cuda.device_of:
+def check_any_order(what: str) -> None:
+    """Raise, or warn, where the program wants the same bits every time: torch.use_deterministic_algorithms.
+
+    Args:
+        what: adds up in the order in which programs end.
+
+    Raises:
+        RuntimeError: what torch's own operations raise then.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        text = (
+            f"{what} adds up in the order in which programs end, and has no other way; expected an operation that is "
+        )
+        text += "deterministic, as torch.use_deterministic_algorithms is on (warn_only=True warns instead)"
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise RuntimeError(text)
+        warnings.warn(text, stacklevel=3)
+
+
+def on_device_of(x: torch.Tensor) -> contextlib.AbstractContextManager:
     """Return a context in which launches go to the GPU that holds ``x``; Triton launches on the current one.
 
     Raises:
-        ValueError: ``x`` is on the meta device: Triton takes its address, 0, for a pointer like any other.
+        ValueError: ``x`` is on the meta device: Triton takes its address, 0, for a pointer like any other. Or it is on
+            the CPU where kernels run on GPUs: Triton refuses such pointers only after it has compiled, and those of
+            descriptors not at all.
     """
-    if x.device.type == "meta":
+    if x.is_cuda:
+        return torch.cuda.device(x.get_device())
+    kind = x.device.type
+    if kind == "meta":
         raise ValueError("expected tensors that have memory, got one on the meta device")
-    return torch.cuda.device_of(x)
+    if kind == "cpu" and not triton.knobs.runtime.interpret and _runs_on_gpus():
+        raise ValueError(
+            "expected tensors on a GPU, got one on the CPU, where only Triton's interpreter runs kernels (TRITON_INTERPRET=1)"
+        )
+    return contextlib.nullcontext()
+
+
+def _runs_on_gpus() -> bool:
+    """Return whether what Triton launches goes to a GPU: also where there is none, and nothing can be launched."""
+    try:
+        return isinstance(triton.runtime.driver.active, GPUDriver)
+    except RuntimeError:  # of Triton: no driver, or several
+        return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 
@@ -72,7 +74,10 @@ def forward(
     y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     rstd = torch.empty(m, device=x.device, dtype=torch.float32)
     mean = torch.empty_like(rstd) if centred else None
-    if x.numel():
+    if n == 0:  # the mean of nothing
+        for each in (rstd, mean) if centred else (rstd,):
+            each.fill_(math.nan)
+    elif m:
         tensors = (rows, weight, bias, y, mean, rstd, m, n, eps, rows.stride(0), rows.stride(1), n)
         with on_device_of(x):
             grid = lambda meta: (triton.cdiv(m, meta["ROWS"]),)  # noqa: E731
@@ -101,7 +106,8 @@ def backward(
         mean: float32 ``[M]`` for layernorm, None for rmsnorm.
         rstd: float32 ``[M]``.
         has_bias: the forward had a bias, which has the dtype of the weight.
-        deterministic: sum over rows in one order, in two stages; else by atomic additions.
+        deterministic: sum over rows in one order, in two stages; else by atomic additions, unless torch is told to
+            be deterministic (``torch.use_deterministic_algorithms``).
 
     Raises:
         TypeError: an argument is of another kind.
@@ -112,6 +118,7 @@ def backward(
     check_shape("dy", dy, x.shape, "x")
     check_dtype("dy", dy, "x", x)
     has_bias, deterministic = flag("has_bias", has_bias), flag("deterministic", deterministic)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     if has_bias and weight is None:
         raise ValueError("has_bias: a bias goes with a weight, and there is none")
     rows, gradient = near_rows(as_rows(x)), near_rows(as_rows(dy, "dy"))

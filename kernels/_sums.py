@@ -24,11 +24,18 @@ def tolerance_of_sums(dtype: torch.dtype, terms: int, size: float) -> tuple[floa
     size of a product, make 2**-26 K**1.5. Float32 inputs are cut to TF32, 10 bits: a product is off by up to 2**-10 of
     itself, a sum of K by about 2**-11 sqrt(K), and the worst of millions of sums by several times as much.
 
+    Float8 results lie one step apart: ``eps`` of the dtype, or its smallest number. Hopper adds up products of float8 with
+    about 14 bits (DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3.2), 32 at a time, and Triton lets it do so
+    over all of K (``max_num_imprecise_acc``): K / 32 steps of up to 2**-13 of such a partial sum make 2**-17 K**1.5.
+
     Args:
         dtype: of the inputs and the result.
         terms: K, products in a sum.
         size: of a typical product, the product of the inputs' :func:`rms`.
     """
+    if dtype.itemsize == 1:
+        kind = torch.finfo(dtype)
+        return kind.eps, max(kind.tiny * kind.eps, 2**-17 * terms**1.5 * size)
     if dtype == torch.float32:
         return 1e-2, 2**-8 * terms**0.5 * size
     return 1e-2, max(1e-2, 2**-26 * terms**1.5 * size)

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
+from ._gradients import differentiable_once
 from .attention_backward import attention_backward
 from .attention_forward import (
     attention_forward,
@@ -32,7 +32,7 @@ class _Attention(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, do):
         q, k, v, o, lse = ctx.saved_tensors
         return *attention_backward(do, q, k, v, o, lse, ctx.causal, ctx.scale), None, None
@@ -41,7 +41,7 @@ class _Attention(torch.autograd.Function):
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True, scale: float | None = None
 ) -> torch.Tensor:
-    """Return ``softmax(scale * q @ k.T) @ v``, with a gradient.
+    """Return ``softmax(scale * q @ k.T) @ v``; once differentiable.
 
     Args:
         q: ``[B, Hq, Sq, D]``, float16, bfloat16 or float32; any strides with a contiguous last dimension, so that a

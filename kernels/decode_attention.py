@@ -258,9 +258,9 @@ def decode_attention(
         k_cache, v_cache: ``[pages, page_size, Hkv, D]``, any strides with a contiguous last dimension and
             tokens that do not overlap; Hq is a multiple of Hkv, ``Hq / Hkv`` consecutive query heads share a key head.
             page_size is 16, 32, 64 or 128.
-        block_table: ``[B, max_pages]`` int32: token t of sequence b is in page ``block_table[b, t // page_size]``.
+        block_table: ``[B, max_pages]`` int32, contiguous in the last dimension: token t of sequence b is in page ``block_table[b, t // page_size]``.
             Entries past a sequence's length are not read; an entry outside the cache stands for another page.
-        lengths: ``[B]`` int32, keys of each sequence, at most ``max_pages * page_size``, beyond which it is cut off.
+        lengths: ``[B]`` int32, any stride: keys of each sequence, at most ``max_pages * page_size``, beyond which it is cut off.
         scale: above 0; ``D ** -0.5`` if left out.
 
     Returns:

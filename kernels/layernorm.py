@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ._check import flag
+from ._gradients import differentiable_once
 from ._norm_launches import backward, backward_bytes, forward, wants_gradient
 from ._rows import as_rows
 
@@ -17,7 +17,7 @@ def layernorm(
     eps: float = 1e-5,
     deterministic: bool = True,
 ) -> torch.Tensor:
-    """Return ``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension; differentiable.
+    """Return ``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension; once differentiable.
 
     Args:
         x: ``[…, N]``, float32, float16 or bfloat16. Two-dimensional inputs may have any strides; others are copied
@@ -62,12 +62,12 @@ def layernorm_backward(
     """Return the gradients of ``x``, ``weight`` and ``bias``; None for what there was not.
 
     Args:
-        dy: gradient of the output, of the shape and dtype of ``x``.
+        dy: gradient of the output, of the shape and dtype of ``x``; strides of both as for :func:`layernorm`.
         x, weight: as given to the forward.
         mean, rstd: what :func:`layernorm_forward` returned.
         has_bias: there was a bias.
         deterministic: sums over rows are taken in two stages and one order; otherwise by atomic additions, whose last
-            bits change from run to run. Rows of more than 8192 columns always take two stages.
+            bits change from run to run, unless ``torch.use_deterministic_algorithms`` is on. Rows of more than 8192 columns always take two stages.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -89,7 +89,7 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, dy):
         x, weight, mean, rstd = ctx.saved_tensors
         return *layernorm_backward(dy, x, weight, mean, rstd, ctx.has_bias, ctx.deterministic), None, None
@@ -147,8 +147,8 @@ def layernorm_backward_torch(dy, x, weight, mean, rstd, has_bias=True, determini
 
 
 def layernorm_backward_flops(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):
-    """Return for each element 2 for xhat, 3 for two means, 5 for dx, 1 for the weight, 2 and 1 for the vectors' sums."""
-    return (10 + 3 * (weight is not None) + (has_bias and weight is not None)) * x.numel()
+    """Return for each element 2 for xhat, 3 for two means, 4 for dx, 1 for the weight, 2 and 1 for the vectors' sums."""
+    return (9 + 3 * (weight is not None) + (has_bias and weight is not None)) * x.numel()
 
 
 def layernorm_backward_bytes(dy, x, weight, mean, rstd, has_bias=True, deterministic=True):

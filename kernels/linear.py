@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._check import FLOATS, check_device, check_dtype, check_shape, readable
-from ._matrices import DTYPES
+from ._matrices import DTYPES, check_multiplied
 from ._rows import as_rows
 from ._sums import rms, tolerance_of_sums
 from .matmul_decode import MOST_ROWS, matmul_decode
@@ -16,22 +16,24 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """Return ``x @ weight.T + bias``, without a gradient for any of them.
 
     Args:
-        x: ``[..., K]``, float32, float16, bfloat16, or without a bias float8_e4m3fn or float8_e5m2; up to 128 rows are bound by reading the weight, more by multiplying.
-        weight: ``[N, K]``, as ``torch.nn.Linear`` keeps it, of the dtype of ``x``.
-        bias: ``[N]``, added to the rounded product; None for none.
+        x: ``[..., K]``, float32, float16, bfloat16, or without a bias float8_e4m3fn or float8_e5m2,
+            any strides (copied where more than two dimensions do not merge); up to 128 rows are bound by reading the weight, more by multiplying.
+        weight: ``[N, K]``, as ``torch.nn.Linear`` keeps it, any strides, of the dtype of ``x``.
+        bias: ``[N]``, any stride, added to the rounded product; None for none.
 
     Returns:
         ``[..., N]``, contiguous, of the dtype of ``x``.
 
     Raises:
         TypeError: an argument is no tensor.
-        ValueError: shapes do not match, dtypes or devices differ, or the dtype is none of these.
+        ValueError: shapes do not match, dtypes or devices differ, or the dtype is none of these, or none that the GPU has.
     """
     x, weight = readable("x", x, DTYPES), readable("weight", weight, DTYPES, 2)
     if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"expected x [..., K] and weight [N, K], got {tuple(x.shape)} and {tuple(weight.shape)}")
     check_dtype("weight", weight, "x", x)
     check_device(x=x, weight=weight)
+    check_multiplied("x", x)
     if bias is not None:
         bias = readable("bias", bias, FLOATS, 1)  # what torch adds up: no float8
         check_shape("bias", bias, (weight.shape[0],), "weight")
@@ -45,9 +47,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return what :func:`linear` computes, in torch, rounded as it is."""
-    y = (x.float() @ weight.float().t()).to(x.dtype)
-    return y if bias is None else y + bias
+    """Return what :func:`linear` computes, in torch, rounded once from float32: the product is not rounded on its own."""
+    y = x.float() @ weight.float().t()
+    return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
 def linear_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -71,7 +73,8 @@ def linear_bytes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 def linear_tolerance(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[float, float]:
     """Return (relative, absolute) of sums of K products in float32: see ``_sums.py``.
 
-    Where a bias cancels a product, what is left of the product's rounding is one step of a value as large as the bias.
+    The product is rounded before a bias is added. Where that cancels it, what is left of its rounding is one step of a
+    value as large as the bias.
     """
     relative, absolute = tolerance_of_sums(x.dtype, x.shape[-1], rms(x) * rms(weight))
     if bias is None or bias.numel() == 0:

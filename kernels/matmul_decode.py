@@ -298,12 +298,14 @@ def matmul_decode(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
     Returns:
         ``[M, N]``, contiguous, of the dtype of ``a``; products are accumulated in float32 (float32 inputs are
-        multiplied in TF32). The same inputs give the same bits.
+        multiplied in TF32; of float8 Hopper keeps about 14 bits of a sum, see ``_sums.py``). The same inputs give the
+        same bits. Meanwhile 32 M N bytes are taken, for the parts of a K that is split into 8: which config will be
+        launched is not known before.
 
     Raises:
         TypeError: an argument is no tensor.
         ValueError: shapes do not match, ``a`` has more than 128 rows, dtypes or devices differ, or the dtype is none
-            of these.
+            of these, or none that the GPU has.
     """
     a, b = operands(a, b)
     (m, k), n = a.shape, b.shape[1]

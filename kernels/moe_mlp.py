@@ -15,7 +15,7 @@ def moe_mlp(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: 
     """Return the sum over a token's top ``k`` experts of ``weight * (silu(x @ gate) * (x @ up)) @ down``.
 
     Args:
-        x: ``[T, H]`` tokens, float32, float16 or bfloat16.
+        x: ``[T, H]`` tokens, float32, float16 or bfloat16; all tensors may have any strides.
         logits: ``[T, E]`` of any of these dtypes: what the router says; weights are the softmax's, renormalised over the chosen.
         gate_up: ``[E, 2 F, H]``: both projections of every expert, the gate first, as checkpoints store them.
             Of the dtype of ``x``.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ._check import flag
+from ._gradients import differentiable_once
 from ._norm_launches import backward, backward_bytes, forward, wants_gradient
 from ._rows import as_rows
 
@@ -13,7 +13,7 @@ from ._rows import as_rows
 def rmsnorm(
     x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-6, deterministic: bool = True
 ) -> torch.Tensor:
-    """Return ``x / sqrt(mean(x**2) + eps) * weight`` over the last dimension; differentiable.
+    """Return ``x / sqrt(mean(x**2) + eps) * weight`` over the last dimension; once differentiable.
 
     Args:
         x: ``[…, N]``, float32, float16 or bfloat16. Two-dimensional inputs may have any strides; others are copied
@@ -57,11 +57,11 @@ def rmsnorm_backward(
     """Return the gradients of ``x`` and ``weight``; None for a weight there was not.
 
     Args:
-        dy: gradient of the output, of the shape and dtype of ``x``.
+        dy: gradient of the output, of the shape and dtype of ``x``; strides of both as for :func:`rmsnorm`.
         x, weight: as given to the forward.
         rstd: what :func:`rmsnorm_forward` returned.
         deterministic: sums over rows are taken in two stages and one order; otherwise by atomic additions, whose last
-            bits change from run to run. Rows of more than 8192 columns always take two stages.
+            bits change from run to run, unless ``torch.use_deterministic_algorithms`` is on. Rows of more than 8192 columns always take two stages.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -79,7 +79,7 @@ class _RMSNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, dy):
         x, weight, rstd = ctx.saved_tensors
         return *rmsnorm_backward(dy, x, weight, rstd, ctx.deterministic), None, None

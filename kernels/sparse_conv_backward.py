@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 import tcache
 
-from ._check import MOST_ACROSS, check_dtype, on_device_of
+from ._check import MOST_ACROSS, check_any_order, check_dtype, on_device_of
+from ._gradients import differentiable_once
 from ._sums import rms
 from .sparse_conv import (
     neighbours_present,
@@ -86,10 +86,12 @@ def sparse_conv_weight_gradient(
     Raises:
         TypeError: an argument is no tensor.
         ValueError: shapes, dtypes, devices or layout are not those.
+        RuntimeError: ``torch.use_deterministic_algorithms`` is on.
     """
     neighbours = read_map(neighbours)
     features, gradient = read_rows("features", features, neighbours), read_rows("gradient", gradient, neighbours)
     check_dtype("gradient", gradient, "features", features)
+    check_any_order("sparse_conv_weight_gradient")
     (n, cin), cout, v = features.shape, gradient.shape[1], neighbours.shape[1]
     if triton.cdiv(cin, _SMALLEST) * triton.cdiv(cout, _SMALLEST) > MOST_ACROSS:
         # the tiles lie along the grid's second axis: of wider weights one half after the other
@@ -148,7 +150,7 @@ class SparseConv(torch.autograd.Function):
         return sparse_conv(features, weight, neighbours, order, masks)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, gradient):
         features, weight, neighbours, order, masks = ctx.saved_tensors
         gradient = gradient.contiguous()

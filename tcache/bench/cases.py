@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from tcache.active import active
 from tcache.autotuner import Autotuner
 from tcache.bench.agreement import Agreement, compare, tensors_of
 from tcache.bench.peaks import peak_of
+from tcache.bench.precision import float32_products
 from tcache.bench.roofline import Quantiles
 from tcache.bench.timing import Plan, interleave
 from tcache.compile import one_line
@@ -203,7 +205,8 @@ class _Bench:
                 continue
             same = self._inputs(0)
             try:
-                wanted = call_companion(self._case, self._wrapper, kind, same)
+                with float32_products(tf32=False) if kind == "reference" else contextlib.nullcontext():
+                    wanted = call_companion(self._case, self._wrapper, kind, same)
             except Exception as error:
                 if type(error).__name__ != "OutOfMemoryError":
                     raise

@@ -6,11 +6,12 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tcache.bench.precision import float32_products
 from tcache.bench.roofline import Quantiles, Roof, matmul_flops
 from tcache.bench.timing import Plan, interleave
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tcache.bench.timing import Clock
 
@@ -78,7 +79,7 @@ def measure(names: Sequence[str], clock: Clock, plan: Plan, device: str = "cuda"
     for name in dict.fromkeys([FALLBACK, *names]):
         size = (SMALL_SIZE if name == "float64" else SIZE) // shrink
         try:
-            with _precision(name):
+            with float32_products(tf32=True) if name == "tf32" else contextlib.nullcontext():
                 ms = _median(_matmul(name, size, device), clock, plan)
         except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
             missing[name] = next(iter(str(error).splitlines()), type(error).__name__)
@@ -123,28 +124,3 @@ def _matmul(name: str, size: int, device: str) -> Callable[[], Any]:
     kind = torch.float32 if name == "tf32" else getattr(torch, name)
     a, b = a.to(kind), b.to(kind)
     return lambda: a @ b.t()
-
-
-@contextlib.contextmanager
-def _precision(name: str) -> Iterator[None]:
-    """Let torch multiply float32 in TF32 inside the block, if that is the peak.
-
-    The older of torch's two settings sets both; the newer one alone makes whatever reads the older raise.
-    """
-    import torch
-
-    if name != "tf32":
-        yield
-        return
-    settings = torch.backends.cuda.matmul
-    newer = settings.fp32_precision
-    try:
-        older = settings.allow_tf32
-    except RuntimeError:  # the program has set the newer one alone
-        older = False
-    settings.allow_tf32 = True
-    try:
-        yield
-    finally:
-        settings.allow_tf32 = older
-        settings.fp32_precision = newer

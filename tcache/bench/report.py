@@ -46,7 +46,7 @@ def row_of(found: Measured, peaks: Peaks) -> dict[str, Any]:
     standing = asdict(roof.standing(own.ms.median, found.flops, found.moved))
     for name, other in found.times.items():
         if name != "tcache":
-            row[f"speedup_over_{name}"] = other.ms.median / own.ms.median if other.ms else None
+            row[f"speedup_over_{name}"] = other.ms.median / own.ms.median if other.ms and own.ms.median else None
     return {**row, **standing, "peak": peak, "peak_tflops": roof.tflops, "peak_gbps": roof.gbps, "ridge": roof.ridge}
 
 

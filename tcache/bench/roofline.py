@@ -87,7 +87,7 @@ class Roof:
         """Place a launch under the roof.
 
         Args:
-            ms: the time it took, in milliseconds.
+            ms: the time it took, in milliseconds; of 0, less than events can tell, no rate follows.
             flops: its operations; None where no formula is known.
             moved: the least bytes that must move; None where no formula is known.
         """
@@ -96,16 +96,16 @@ class Roof:
         bounds = [bound for bound in (by_memory, by_compute) if bound is not None]
         bound = max(bounds, default=None)
         verdict = None
-        if by_memory is not None and (by_compute is not None or not flops):
+        if bound and by_memory is not None and (by_compute is not None or not flops):
             verdict = "compute" if by_compute is not None and by_compute > by_memory else "memory"
-        gbps = None if moved is None else moved / (ms * 1e-3) / 1e9
-        tflops = None if flops is None else flops / (ms * 1e-3) / 1e12
+        gbps = None if moved is None or not ms else moved / (ms * 1e-3) / 1e9
+        tflops = None if flops is None or not ms else flops / (ms * 1e-3) / 1e12
         return Standing(
             gbps=gbps,
             tflops=tflops,
             intensity=flops / moved if flops is not None and moved else None,
             bound_ms=bound,
-            fraction=None if bound is None else bound / ms,
+            fraction=None if bound is None or not ms else bound / ms,
             percent_of_bandwidth=None if gbps is None else 100 * gbps / self.gbps,
             percent_of_flops=None if tflops is None or self.tflops is None else 100 * tflops / self.tflops,
             verdict=verdict,

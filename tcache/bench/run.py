@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tcache.bench.machine import Machine
     from tcache.manifest import Case
 
-__all__ = ["Run", "select"]
+__all__ = ["Run", "left_out", "select"]
 
 
 def select(cases: Sequence[Case], gpu: str, pattern: str | None = None) -> list[Case]:
@@ -28,10 +28,19 @@ def select(cases: Sequence[Case], gpu: str, pattern: str | None = None) -> list[
         gpu: the GPU's name.
         pattern: text or glob, such as ``softmax`` or ``matmul M=16 *``; a blank after a value ends it, also the last.
     """
-    wanted = [case for case in cases if isinstance(case.item, CallItem) and case.runs_on(gpu)]
+    return [case for case in _matching(cases, gpu, pattern) if isinstance(case.item, CallItem)]
+
+
+def left_out(cases: Sequence[Case], gpu: str, pattern: str | None = None) -> int:
+    """Return how many of these are of other items than ``call:``, which there is nothing to compare with."""
+    return sum(not isinstance(case.item, CallItem) for case in _matching(cases, gpu, pattern))
+
+
+def _matching(cases: Sequence[Case], gpu: str, pattern: str | None) -> list[Case]:
+    here = [case for case in cases if case.runs_on(gpu)]
     if pattern is None:
-        return wanted
-    return [case for case in wanted if fnmatch.fnmatchcase(f"{case} ", f"*{pattern}*")]
+        return here
+    return [case for case in here if fnmatch.fnmatchcase(f"{case} ", f"*{pattern}*")]
 
 
 class Run:

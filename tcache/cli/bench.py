@@ -44,13 +44,13 @@ def command(
     (float32: TF32), which is that of its first tensor of numbers. The bound is the longer of bytes at peak bandwidth
     and operations at peak rate. Configs are those of the store; nothing is tuned here.
 
-    Exit code 1: a case failed or its result is wrong; the others' rows are printed all the same.
+    Exit code 1: a case failed or its result is wrong; the others' rows are printed all the same. 130: interrupted; the
+    rows measured before are printed.
     """
     from tcache.active import activate
     from tcache.bench.cases import Options
     from tcache.bench.machine import Gpu, leave_if_faulted
-    from tcache.bench.plot import write_roofline
-    from tcache.bench.run import Run, select
+    from tcache.bench.run import Run
     from tcache.bench.timing import QUICK, Plan
     from tcache.manifest import load_manifest
 
@@ -60,7 +60,7 @@ def command(
     place = _store(store, loaded)
     machine = Gpu()
     activate(bundles=[], mode="lookup", store=place)
-    cases = _chosen(loaded, machine.name, pattern, select)
+    cases = _chosen(loaded, machine.name, pattern)
     options = Options(QUICK if quick else Plan(), compiled=not no_compile)
     with progress("bench", len(cases), quiet=as_json) as step:
         run = Run(cases, machine, options)
@@ -71,13 +71,12 @@ def command(
         except KeyboardInterrupt:  # what was measured is printed
             run.stopped = f"interrupted after {len(run.found)} of {len(cases)} cases"
     document = run.document()
-    if plot is not None:
-        write_roofline(plot, document)
     if as_json:
         print_json(document)
     else:
         _print(document)
-    code = _report(document, run.stopped)
+    drawn = _draw(plot, document)
+    code = _report(document, run.stopped) or drawn
     leave_if_faulted(machine, code)
     if code:
         raise SystemExit(code)
@@ -99,19 +98,41 @@ def _store(store: Path | None, loaded: list[LoadedManifest]) -> Path | None:
     return store or find_project(loaded[0].path.parent).store
 
 
-def _chosen(loaded: list[LoadedManifest], gpu: str, pattern: str | None, select: Any) -> list[Case]:
+def _chosen(loaded: list[LoadedManifest], gpu: str, pattern: str | None) -> list[Case]:
+    """Return the cases to measure; those that cannot be are told of on standard error."""
+    from tcache.bench.run import left_out, select
     from tcache.errors import UsageError
 
     cases = [case for manifest in loaded for case in manifest.cases()]
-    chosen: list[Case] = select(cases, gpu, pattern)
-    if not chosen and pattern is not None and (some := select(cases, gpu)):
+    chosen = select(cases, gpu, pattern)
+    others = left_out(cases, gpu, pattern)
+    if not chosen and not others and pattern is not None and (some := select(cases, gpu)):
         raise UsageError(f"--case {pattern!r} matches no case", f"cases read like: {some[0]}")
     if not chosen:
         raise UsageError(
             f"there is nothing to bench on {gpu}: no case of a 'call:' item is for it",
-            "launches spelled out with 'kernel:' have no companions to be compared with",
+            "launches spelled out with 'kernel:' or recorded have no companions to be compared with",
+        )
+    if others:
+        click.echo(
+            f"note: {others} cases of 'kernel:' or 'launches:' items are left out: bench measures calls", err=True
         )
     return chosen
+
+
+def _draw(plot: Path | None, document: dict[str, Any]) -> int:
+    """Write the picture, if one is wanted, once everything measured is printed; return the exit code."""
+    from tcache.bench.plot import write_roofline
+    from tcache.errors import OutputError
+
+    if plot is None:
+        return 0
+    try:
+        write_roofline(plot, document)
+    except OutputError as error:
+        click.echo(f"error: {error.message}", err=True)
+        return 1
+    return 0
 
 
 def _outcome(found: Measured) -> str:

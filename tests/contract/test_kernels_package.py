@@ -156,12 +156,70 @@ def test_every_wrapper_is_exported():
         assert set(table.get(path.stem, ())) <= functions
 
 
-def test_a_gpu_without_float8_is_told_so_before_anything_is_launched(tmp_path, tcache):
-    text = f"version: 1\nkernels:\n  - call: {ROOT}/kernels/quantize.py:quantize_fp8\n"
-    (tmp_path / "m.yaml").write_text(text + "    args: {x: {shape: [4, 256], dtype: bfloat16}}\n    cases: [{}]\n")
+def test_every_function_of_autograd_is_exported(site):
+    """A service gets them as it gets wrappers; those that a wrapper applies have an underscore."""
+    table = importlib.import_module("kernels").FUNCTIONS
+    for path in (ROOT / "kernels").glob("[!_]*.py"):
+        classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+        public = {node.name for node in classes if not node.name.startswith("_")}
+        assert public == set(table.get(path.stem, ())), f"{path}: add to FUNCTIONS in kernels/__init__.py"
+    text = "from tcache_kernels import *; from tcache_kernels import SparseConv; print(SparseConv.apply.__name__)"
+    assert python(site, text) == "apply"
+
+
+CPU = """\
+import torch, tcache_kernels as k
+
+
+def half(*shape):
+    return torch.zeros(*shape, dtype=torch.float16)
+
+calls = {
+    "softmax": lambda: k.softmax(torch.zeros(2, 3)),
+    "matmul_persistent": lambda: k.matmul_persistent(half(16, 16), half(16, 16), tma=True),
+    "grouped_gemm": lambda: k.grouped_gemm(half(8, 16), half(1, 16, 8), torch.tensor([0, 8]), tma=True),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except ValueError as error:
+        print(name, error)
+"""
+
+
+def test_tensors_of_the_cpu_are_refused_before_anything_is_compiled(site):
+    """Of a descriptor Triton takes any address: the kernel would read it on the GPU."""
+    said = python(site, CPU).splitlines()
+    assert [line.partition(" ")[0] for line in said] == ["softmax", "matmul_persistent", "grouped_gemm"]
+    assert all("expected tensors on a GPU, got one on the CPU" in line for line in said)
+
+
+FLOAT8 = "{shape: [16, 16], dtype: float8_e4m3fn}"
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "arguments", "instead"),
+    [
+        ("quantize.py:quantize_fp8", "x: {shape: [4, 256], dtype: bfloat16}", "int8"),
+        *(
+            (f"{name}.py:{name}", f"{first}: {FLOAT8}, {second}: {FLOAT8}", "float8_e5m2 or float16")
+            for name, first, second in [
+                ("matmul", "a", "b"), ("matmul_decode", "a", "b"), ("matmul_persistent", "a", "b"),
+                ("linear", "x", "weight"),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_a_gpu_without_float8_is_told_so_before_anything_is_launched(tmp_path, tcache, wrapper, arguments, instead):
+    text = f"version: 1\nkernels:\n  - call: {ROOT}/kernels/{wrapper}\n    args: {{{arguments}}}\n    cases: [{{}}]\n"
+    (tmp_path / "m.yaml").write_text(text)
     options = ("m.yaml", "--untuned", "default", "--gpu")
     done = tcache("resolve", *options, "NVIDIA A100-SXM4-80GB", cwd=tmp_path, check=2)
-    assert "expected a GPU of compute capability 8.9 or more, cuda:0 has 8.0; use int8 there" in done.stderr
+    name = arguments.partition(":")[0]
+    said = (
+        f"{name}: float8_e4m3fn: expected a GPU of compute capability 8.9 or more, cuda:0 has 8.0; use {instead} there"
+    )
+    assert said in done.stderr
     tcache("resolve", *options, "NVIDIA H200", cwd=tmp_path, check=0)
 
 

@@ -57,6 +57,17 @@ def test_a_tensor_of_another_device_is_refused(name, arguments):
             wrapper(name)(**given)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("fill_map", "neighbour_map", "sort_rows")])
+def test_tensors_of_the_cpu_are_refused(name, arguments):
+    """All of them: the addresses would go to the GPU, those of descriptors without a question by Triton."""
+    given = {
+        argument: value.cpu() if isinstance(value, torch.Tensor) else value
+        for argument, value in values(arguments[name]).items()
+    }
+    with pytest.raises(ValueError, match="expected tensors on a GPU, got one on the CPU"):
+        wrapper(name)(**given)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_lazily_negated_tensors_are_read_as_what_they_are(name, arguments):
     plain = clones(values(arguments[name]))

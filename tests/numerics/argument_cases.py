@@ -208,7 +208,7 @@ def of_dtype(good, dtype):
 
 def bad_tensors(each):
     good = each.good
-    numbers = [] if each.number else [128.0, 3]
+    numbers = [10**400] if each.number else [128.0, 3]
     for value in [*([] if each.optional else [None]), *numbers, [1.0, 2.0], "x", True]:
         yield f"{value!r}", value
     for dtype in other_dtypes(each.dtypes):
@@ -241,6 +241,7 @@ def bad(name, each):
         yield f"{value!r}", value
     if isinstance(each, Number):
         yield from ((repr(value), value) for value in (1j, True))
+        yield from (("beyond floats", value) for value in (10**400, -(10**400)))
         if each.least is not None:
             yield from ((repr(value), value) for value in (each.least, -1.0, float("nan"), float("inf")))
     if isinstance(each, Integer):

@@ -107,11 +107,27 @@ def test_no_gradient_of_gradients(device):
     neighbours = neighbour_map(voxels(20, device))
     features = torch.randn(20, 4, device=device, requires_grad=True)
     weight = torch.randn(27, 4, 8, device=device, requires_grad=True)
-    (gradient,) = torch.autograd.grad(
-        SparseConv.apply(features, weight, neighbours).square().sum(), features, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    for factor in (features, 1.0):  # with a number the gradient that comes in depends on nothing
+        result = (SparseConv.apply(features, weight, neighbours)[:, :4] * factor).sum()
+        (gradient,) = torch.autograd.grad(result, features, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            (features.sum() + gradient.square().sum()).backward()
+
+
+def test_a_weights_gradient_where_torch_must_be_deterministic(device):
+    """It is added up in any order: torch's own operations of that kind raise, or warn if they are told to."""
+    neighbours = neighbour_map(voxels(20, device))
+    features, gradient = torch.randn(20, 4, device=device), torch.randn(20, 8, device=device)
+    try:
+        torch.use_deterministic_algorithms(mode=True)
+        with pytest.raises(RuntimeError, match=r"^sparse_conv_weight_gradient adds up in the order .*deterministic"):
+            weight_gradient(features, gradient, neighbours)
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        with pytest.warns(UserWarning, match="sparse_conv_weight_gradient adds up"):
+            found = weight_gradient(features, gradient, neighbours)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    close(found, weight_gradient_reference(features, gradient, neighbours))
 
 
 def test_gradients_refuse_before_anything_is_sorted():

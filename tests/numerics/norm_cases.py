@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from rowwise_cases import DTYPES, INF, KINDS, NAN, SHAPES, close, kernel, only, pair, strided
@@ -204,6 +206,36 @@ def test_norms_are_differentiable(randn):
 def test_second_gradients_of_norms_are_refused(randn, name):
     """The backward kernels have no backward of their own: autograd must say so, not give zeros."""
     x = randn(3, 16).requires_grad_()
-    (gradient,) = torch.autograd.grad((kernel(name, name)(x) ** 3).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    for factor in (kernel(name, name)(x), 1.0):  # with a number the gradient that comes in depends on nothing
+        (gradient,) = torch.autograd.grad((kernel(name, name)(x) * factor).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            (x.sum() + gradient.square().sum()).backward()
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_statistics_of_rows_without_columns(randn, monkeypatch, name):
+    """They are written, too: the mean of nothing is not a number."""
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    y, *statistics = kernel(name, f"{name}_forward")(randn(3, 0))
+    assert y.shape == (3, 0)
+    for each in statistics:
+        assert each.shape == (3,)
+        assert each.isnan().all()
+
+
+@pytest.fixture
+def deterministic_torch():
+    torch.use_deterministic_algorithms(mode=True)
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+@pytest.mark.usefixtures("deterministic_torch")
+def test_nothing_is_added_up_in_any_order_where_torch_must_not(randn, monkeypatch, name):
+    launches = sys.modules[kernel("_norm_launches", "backward").__module__]
+    monkeypatch.setattr(launches, "backward_atomic_kernel", None)
+    x = randn(3, 16).requires_grad_()
+    kernel(name, name)(x, randn(16).requires_grad_(), deterministic=False).sum().backward()
+    assert x.grad.isfinite().all()

@@ -146,9 +146,10 @@ def test_nothing(shape):
 
 def test_no_gradient_of_gradients():
     q, k, v = (x.requires_grad_() for x in cases.inputs(cases.SHAPES[0], torch.float32, "cpu"))
-    (once,) = torch.autograd.grad((attention(q, k, v) * q).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        once.sum().backward()
+    for factor in (q, 1.0):  # with a number the gradient that comes in depends on nothing
+        (once,) = torch.autograd.grad((attention(q, k, v) * factor).sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            (q.sum() + once.square().sum()).backward()
 
 
 def _zeros(*shape, dtype=torch.float32, device="cpu"):

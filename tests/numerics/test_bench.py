@@ -310,6 +310,29 @@ def test_a_case_with_everything(folder):
     assert machine.calls >= 6
 
 
+def test_a_reference_is_in_float32_whatever_the_program_set(folder):
+    """Containers for training set TF32; what a user of torch would call is timed as the program has it."""
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_tf32
+    source = (
+        "def noted_reference(x):\n    SEEN.append(torch.backends.cuda.matmul.allow_tf32)\n    return x * 2\n\n\n"
+        "def noted_torch(x):\n    TIMED.append(torch.backends.cuda.matmul.allow_tf32)\n    return x * 2\n\n\n"
+        "def noted(x):\n    return x * 2\n\n\nSEEN, TIMED = [], []\n"
+    )
+    (folder / "ops.py").write_text(f"{OPS}\n\n{source}")
+    case = case_of(folder, "noted")
+    settings.allow_tf32 = True
+    try:
+        found = measure_case(case, Cpu(), OPTIONS)
+        assert settings.allow_tf32
+    finally:
+        settings.allow_tf32 = before
+    assert found.error is None
+    module = load_target(case).__globals__
+    assert module["SEEN"] == [False]
+    assert set(module["TIMED"]) == {True}
+
+
 def test_a_wrapper_that_writes_its_argument(folder):
     found = measure_case(case_of(folder, "double_"), Cpu(), OPTIONS)
     assert (found.error, found.agreement.largest_error) == (None, 0.0)
@@ -461,6 +484,7 @@ kernels:
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert (document["version"], len(document["rows"])) == (1, 1)
+    assert "left out" not in done.stderr
     for more, said in [
         (["--case", "nothing"], "--case 'nothing' matches no case"),
         (["--plot", str(folder / "no" / "r.svg")], "no such directory"),
@@ -469,6 +493,42 @@ kernels:
         done = CliRunner().invoke(main, [*given[:2], *more])
         assert done.exit_code == 2
         assert said in done.stderr
+
+
+def test_launches_without_companions_are_left_out_and_told_of(folder, monkeypatch):
+    monkeypatch.setattr("tcache.bench.machine.Gpu", Cpu)
+    monkeypatch.setattr("tcache.bench.timing.QUICK", OPTIONS.plan)
+    spelled = """\
+  - kernel: ops.py:double_kernel
+    args: {x_ptr: {shape: [n], dtype: float32}, n: n, BLOCK: 16}
+    grid: [1]
+    cases: [{n: [10, 11]}, {n: 12, gpus: [NVIDIA L4]}]
+  - launches: serve.json
+"""
+    row = {"schema": 1, "id": "a", "kernel": "ops.py:double_kernel", "args": [1]}
+    (folder / "serve.json").write_text(json.dumps(row) + "\n")
+    (folder / "all.yaml").write_text(ONE.format(name="loose", more="", n=10) + spelled)
+    given = ["bench", str(folder / "all.yaml"), "--quick", "--no-compile", "--json"]
+    done = CliRunner().invoke(main, given)
+    assert (done.exit_code, len(json.loads(done.stdout)["rows"])) == (0, 1)
+    assert "note: 3 cases of 'kernel:' or 'launches:' items are left out" in done.stderr
+    for pattern in (["--case", "double_kernel"], []):
+        if not pattern:
+            (folder / "all.yaml").write_text("version: 1\nkernels:\n" + spelled)
+        done = CliRunner().invoke(main, [*given[:-1], *pattern])
+        assert done.exit_code == 2
+        assert "nothing to bench on NVIDIA H200: no case of a 'call:' item is for it" in done.stderr
+
+
+def test_what_was_measured_is_printed_where_the_picture_cannot_be_written(folder, monkeypatch):
+    monkeypatch.setattr("tcache.bench.machine.Gpu", Cpu)
+    monkeypatch.setattr("tcache.bench.timing.QUICK", OPTIONS.plan)
+    (folder / "all.yaml").write_text(ONE.format(name="loose", more="", n=10))
+    given = ["bench", str(folder / "all.yaml"), "--quick", "--no-compile", "--json"]
+    done = CliRunner().invoke(main, [*given, "--plot", str(folder / f"{'r' * 300}.svg")])
+    assert done.exit_code == 1
+    assert len(json.loads(done.stdout)["rows"]) == 1
+    assert "cannot be written: File name too long" in done.stderr
 
 
 def test_an_interrupted_run_prints_what_it_has(folder, monkeypatch):

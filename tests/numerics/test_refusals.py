@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,26 @@ def test_float8_that_is_negated_lazily_is_refused():
     a = torch.zeros(4, 16, dtype=torch.float8_e4m3fn)
     with pytest.raises(ValueError, match=r"q: .*negates"):
         wrapper("dequantize")(a._neg_view(), torch.ones(4))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gradient_that_is_lost_is_told(name):
+    """Once, whatever a wrapper is made of; without a graph nothing is lost."""
+    for argument, each in CALLS[name].items():
+        if not isinstance(each, Tensor) or not each.good.is_floating_point() or each.written:
+            continue
+        given = {**clones(values(CALLS[name])), argument: each.good.clone().requires_grad_()}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            results = tensors(wrapper(name)(**given), given)
+            with torch.no_grad():
+                wrapper(name)(**given)
+        told = [warning for warning in told if warning.category is UserWarning]
+        if name in ("attention", "layernorm", "rmsnorm"):
+            assert (told, results[0].requires_grad) == ([], True)
+            continue
+        assert not any(result.requires_grad for result in results if result is not given[argument])
+        assert [re.match(r"\w+", str(warning.message)).group() for warning in told] == [argument]
 
 
 def test_a_bias_of_float8_is_refused():

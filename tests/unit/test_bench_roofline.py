@@ -8,8 +8,10 @@ from dataclasses import asdict
 
 import pytest
 
+from tcache.bench.cases import Measured, Timed
 from tcache.bench.peaks import Peaks, peak_of
 from tcache.bench.plot import roofline_svg, write_roofline
+from tcache.bench.report import row_of
 from tcache.bench.roofline import Quantiles, Roof, matmul_flops
 from tcache.bench.timing import Plan, Sample, Series, interleave
 from tcache.errors import OutputError
@@ -65,6 +67,25 @@ def test_where_a_formula_or_a_peak_is_missing():
     assert no_peak.ridge is None
     found = no_peak.standing(1.0, 10**12, 10**9)
     assert (found.verdict, found.percent_of_flops, found.bound_ms) == (None, None, 0.25)
+
+
+def test_of_nothing_and_in_no_time():
+    """A case without elements launches nothing, and may take less than events can tell."""
+    for ms in (0.0, 1.5e-3):
+        found = ROOF.standing(ms, 0, 0)
+        assert (found.verdict, found.bound_ms, found.intensity) == (None, 0.0, None)
+        assert not any((found.gbps, found.tflops, found.fraction, found.percent_of_bandwidth, found.percent_of_flops))
+    found = ROOF.standing(0.0, 10**9, 10**6)
+    assert (found.gbps, found.tflops, found.fraction, found.verdict) == (None, None, None, "compute")
+    none, some = Quantiles.of([0.0]), Quantiles.of([1.0])
+    measured = Measured("f n=0", "m.yaml:1:1", "f", {"n": 0}, "bfloat16", "bfloat16", 0, 0)
+    peaks = Peaks(4000.0, {"bfloat16": 700.0}, {})
+    for own, other, speedup in [(none, some, None), (none, none, None), (some, none, 0.0)]:
+        measured.times = {"tcache": Timed(own), "torch": Timed(other)}
+        row = row_of(measured, peaks)
+        assert row["speedup_over_torch"] == speedup
+        document = {"machine": {"gpu": "a GPU"}, "peaks": {"used": asdict(peaks)}, "rows": [row]}
+        assert "1 cases without formulas or figures are not shown" in roofline_svg(document)
 
 
 def test_peaks_by_dtype():
