@@ -11,6 +11,7 @@ Source: ``handle_*`` in ``python/src/specialize.cc`` and ``create_function_from_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Any
 
 import triton
@@ -67,10 +68,13 @@ def specialize(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             ``warmup`` not.
 
     Returns:
-        None for what is not known here: other kinds of arguments, targets other than CUDA, names that do not bind.
+        None for what is not known here: other kinds of arguments and of parameters, targets other than CUDA, names that
+        do not bind.
     """
     target = _driver.active.get_current_target()
     if target.backend != "cuda" or len(args) > len(function.params) or "extern_libs" in kwargs:
+        return None
+    if not all(map(_is_plain, function.params)):
         return None
     given = {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
     if len(given) != len(args) + len(kwargs):
@@ -98,8 +102,23 @@ def specialize(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 divisible.append(name)
         elif found[1] == "D":
             divisible.append(name)
-    options = _options(function, given, target)
-    return None if options is None else Specialized(bound, signature, constants, tuple(divisible), options)
+    options = _options(function, kwargs, target)
+    if not all(name in options for name in given):
+        return None
+    return Specialized(bound, signature, constants, tuple(divisible), options)
+
+
+def _is_plain(parameter: Any) -> bool:
+    """Return whether a parameter takes a value by position or name, and not one that upstream puts there itself.
+
+    3.9 refuses what is only named when it is given by position, where earlier releases take it.
+    """
+    kind = parameter._param.kind  # noqa: SLF001 - no public name
+    return kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) and parameter.name not in _IMPOSED
+
+
+_IMPOSED = ("debug", "instrumentation_mode", "fpsan_homomorphic_casts")
+"""What ``JITFunction.run`` adds to the keyword arguments."""
 
 
 def _specialized(parameter: Any, value: Any) -> tuple[str, Any] | None:
@@ -157,13 +176,13 @@ def _is_constant(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _options(function: Any, given: dict[str, Any], target: GPUTarget) -> dict[str, Any] | None:
-    asked = {**given, "debug": given.get("debug", function.debug) or knobs.runtime.debug}
+def _options(function: Any, kwargs: dict[str, Any], target: GPUTarget) -> dict[str, Any]:
+    # all of them: an argument that is given by name is also the option of that name, such as a kernel's num_warps
+    asked = {**kwargs, "debug": kwargs.get("debug", function.debug) or knobs.runtime.debug}
     asked["instrumentation_mode"] = knobs.compilation.instrumentation_mode
     if hasattr(type(knobs.compilation), "fpsan_homomorphic_casts"):
         asked["fpsan_homomorphic_casts"] = knobs.compilation.fpsan_homomorphic_casts
-    options: dict[str, Any] = make_backend(target).parse_options(asked).__dict__
-    return dict(options) if all(name in options for name in given) else None
+    return dict(make_backend(target).parse_options(asked).__dict__)
 
 
 def _plain(value: Any) -> Any:
