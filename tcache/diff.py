@@ -109,6 +109,8 @@ def _facts(index: Index, row: dict[str, Any]) -> dict[str, Any]:
     facts = index.facts.get(row["entry"], {})
     flat: dict[str, Any] = {"config": row["config"]}
     for name, value in facts.items():
+        if name == "launch":
+            continue  # the same arguments once more, for preloading
         if isinstance(value, dict):
             flat |= {f"{name.removesuffix('s')} {inner}": one for inner, one in value.items()}
         else:

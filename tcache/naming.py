@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["dotted_name", "module_of", "ref_of"]
+__all__ = ["dotted_name", "found_again", "module_of", "ref_of"]
 
 _MAINS = ("__main__", "__mp_main__")
 
@@ -48,7 +48,7 @@ def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
         folder: what a file's path shall be relative to.
     """
     module = sys.modules.get(str(function.__module__))
-    attribute = _attribute(module, kernel, str(function.__qualname__)) if module is not None else None
+    attribute = found_again(kernel, function)
     code = getattr(function, "__code__", None)
     path = str(getattr(module, "__file__", None) or getattr(code, "co_filename", ""))
     where = _module_ref(str(function.__module__), path, folder)
@@ -60,6 +60,16 @@ def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
     if not os.path.isfile(path):
         return f"{where}:{attribute}", "the kernel cannot be imported: its module has no file"
     return f"{where}:{attribute}", None
+
+
+def found_again(kernel: Any, function: Any) -> str | None:
+    """Return the dotted name, in its function's module, under which a kernel, function or class is found again.
+
+    Args:
+        kernel, function: see :func:`ref_of`.
+    """
+    module = sys.modules.get(str(function.__module__))
+    return None if module is None else _attribute(module, kernel, str(function.__qualname__))
 
 
 def _module_ref(name: str, path: str, folder: Path) -> str:

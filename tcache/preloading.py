@@ -7,11 +7,8 @@ binder makes of stand-ins for the arguments.
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import importlib
-import math
-import re
 import sys
 import time
 from dataclasses import dataclass
@@ -19,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from tcache._triton.driver import current_target
 from tcache._triton.kernels import is_kernel, jit_of
-from tcache._triton.literals import tensor_descriptor
 from tcache._triton.load import load_bound
-from tcache._triton.mock import MockTensor
 from tcache.active import active
 from tcache.autotuner import Autotuner
 from tcache.counters import count
-from tcache.errors import BundleError, GPUMissing, KernelError, TcacheError, UnsupportedValue
+from tcache.errors import BundleError, GPUMissing, KernelError, TcacheError
 from tcache.overlay import install, only_packed
 from tcache.prebaked import prebaked
+from tcache.standin import stand_ins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,8 +78,8 @@ def preload(kernels: str | Sequence[str] | None = None) -> Preloaded:
 
     Returns:
         What was loaded and how long it took, and what was not and why: a kernel whose module is absent, an entry that
-        is damaged or whose source was edited, an argument of a kind that has no stand-in, as a named tuple. Nothing is
-        compiled.
+        is damaged or whose source was edited, an argument of a kind that nothing stands for, as a function that was
+        made inside another. Nothing is compiled.
 
     Raises:
         GPUMissing: there is no GPU.
@@ -139,9 +135,9 @@ def _load(bundle: Bundle, kernel: str, entry: str, facts: dict[str, Any]) -> Non
     packed = prebaked() if served else None
     if packed is not None and packed.preload(function, facts, bundle, entry):
         return
-    arguments = {name: stand_in(facts["signature"].get(name, "constexpr"), name, facts) for name in function.arg_names}
+    args, kwargs = stand_ins(function, facts)
     with only_packed():
-        load_bound(function, arguments, dict(facts.get("given", ())))
+        load_bound(function, args, kwargs)
 
 
 def _function(kernel: str) -> tuple[Any, bool]:
@@ -164,61 +160,3 @@ def _is_served(value: Any) -> bool:
     while value is not None and not isinstance(value, Autotuner):
         value = getattr(value, "fn", None) if is_kernel(value) else None
     return value is not None
-
-
-_TORCH = {
-    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8e4nv": "float8_e4m3fn",
-    "fp8e5": "float8_e5m2", "fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz", "i1": "bool", "u1": "bool",
-    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}, **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
-}  # fmt: skip
-"""Triton's element types -> torch's names."""
-
-
-def stand_in(kind: str, name: str, facts: dict[str, Any]) -> Any:
-    """Return a value that Triton's binder specializes to the given type.
-
-    Args:
-        kind: the type in Triton's signature: ``*bf16``, ``i32``, ``tensordesc<bf16[64, 64]>``, ``('i32', '*fp32')``.
-        name: the argument; of a tuple's member ``name.0``.
-        facts: what the index says of the launch: ``constants`` has the values of constexprs, and in ``attributes``
-            stands which pointers and integers are divisible by 16.
-
-    Raises:
-        UnsupportedValue: there is none for such a type.
-    """
-    if kind == "constexpr":
-        return facts["constants"].get(name)
-    if kind.startswith("("):
-        members = _members(kind)
-        if members is not None:
-            return tuple(stand_in(str(one), f"{name}.{place}", facts) for place, one in enumerate(members))
-    divisible = "tt.divisibility=16" in facts["attributes"].get(name, ())
-    if kind.startswith("*"):
-        element = kind.removeprefix("*").removeprefix("k")
-        if element in _TORCH:
-            return MockTensor(_TORCH[element], (16,), (1,), 16 if divisible else 8)
-    elif found := _DESCRIPTOR.fullmatch(kind):
-        block = [int(size) for size in found[2].split(",")]
-        if found[1] in _TORCH:
-            strides = [math.prod(block[place + 1 :]) * 16 for place in range(len(block) - 1)]  # of 16 bytes or more
-            base = MockTensor(_TORCH[found[1]], tuple(block), (*strides, 1))
-            return tensor_descriptor(base, block, [*strides, 1], block, "zero")
-    elif kind in ("i1", "u1"):
-        return True
-    elif kind[:1] in ("i", "u") and kind[1:].isdigit():
-        least = {"i64": 1 << 40, "u64": 1 << 63}.get(kind, 16)  # the smallest type that holds a value is its type
-        return least if divisible else least + 2
-    elif kind in _TORCH:
-        return 2.5
-    raise UnsupportedValue(f"an argument of type {kind} has no stand-in: its kernel loads when it is first launched")
-
-
-_DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[(\d+(?:, ?\d+)*)\]>")
-
-
-def _members(kind: str) -> tuple[Any, ...] | None:
-    try:
-        found = ast.literal_eval(kind)
-    except (ValueError, SyntaxError):
-        return None  # a named tuple's
-    return found if isinstance(found, tuple) else None

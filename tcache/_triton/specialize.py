@@ -25,8 +25,8 @@ from triton.runtime.jit import JITFunction
 __all__ = ["Specialized", "compiled", "launch", "specialize", "unusual"]
 
 _TEXT_IS_A_PROPERTY = triton.__version__.startswith("3.6.")
-"""3.6 also reads strings passed as constexpr for properties: one with a D in it is "divisible by 16", in the entry's key
-too. Since 3.7 ``JITFunction._pack_args`` leaves constexprs out."""
+"""3.6 also reads strings passed as constexpr for properties: one with a D in it is "divisible by 16", in the entry's
+key too. Since 3.7 ``JITFunction._pack_args`` leaves constexprs out."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _is_plain(parameter: Any) -> bool:
 
     3.9 refuses what is only named when it is given by position, where earlier releases take it.
     """
-    kind = parameter._param.kind  # noqa: SLF001 - no public name
+    kind = parameter._param.kind
     return kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) and parameter.name not in _IMPOSED
 
 

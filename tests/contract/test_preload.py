@@ -18,7 +18,7 @@ from tcache._triton.cache import compile_events
 from tcache._triton.probe import compilation_of
 from tcache.active import activate, active
 from tcache.errors import GPUMissing, UnsupportedValue
-from tcache.preloading import _TORCH, stand_in
+from tcache.standin import _TORCH, stand_in
 
 sys.path.insert(0, str(Path(__file__).parent))
 import bundle_project

@@ -82,7 +82,7 @@ LAYERS = [
     ["overlay", "capture"],
     ["explain"],
     ["active", "decide"],
-    ["contend", "journal", "counters", "isolation", "snippet", "differences"],
+    ["contend", "journal", "counters", "isolation", "snippet", "differences", "standin"],
     ["archives"],
     ["layout"],
     ["bundle"],
