@@ -71,7 +71,7 @@ class Bundle:
         self.notes, self.hip_library = head.notes, head.hip_library
         self._grouped: dict[str, dict[str, str]] | None = None
         self._checked: dict[str, _Stamp] = {}
-        self._opened: dict[str, tuple[tuple[_Stamp, ...], dict[str, Path]]] = {}
+        self._opened: dict[tuple[str, tuple[_Stamp, ...]], dict[str, Path]] = {}
         self._index: Index | None = None
 
     def __repr__(self) -> str:
@@ -94,7 +94,10 @@ class Bundle:
         return set(self._groups())
 
     def entry_files(self, key: str) -> dict[str, Path] | Rejected | None:
-        """Return the files of an entry by name, None when it is not packed, or why it cannot be used."""
+        """Return the files of an entry by name, None when it is not packed, or why it cannot be used.
+
+        It is the same object until a file changes: who has read the files asks again, to know what was read.
+        """
         names = self._groups().get(key)
         if names is None:
             return None
@@ -104,15 +107,14 @@ class Bundle:
             if isinstance(stamp, Rejected):
                 return stamp
             stamps.append(stamp)
-        known = self._opened.get(key)
-        if known is not None and known[0] == tuple(stamps):
-            return known[1]
+        known = self._opened.get((key, tuple(stamps)))
+        if known is not None:
+            return known
         problem = self._entry_problem(key, names)
         if problem is not None:
             return problem  # not kept: no descriptor left, or a network's error, may be over at the next launch
         files = {file: self.place / name for file, name in names.items()}
-        self._opened[key] = (tuple(stamps), files)
-        return files
+        return self._opened.setdefault((key, tuple(stamps)), files)
 
     def _entry_problem(self, key: str, names: dict[str, str]) -> Rejected | None:
         contents = {}

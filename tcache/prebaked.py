@@ -107,8 +107,12 @@ class Prebaked:
         key = base64.b32decode(entry + "=" * (-len(entry) % 8)).hex()
         try:
             kernel = compiled(function, made, {name: str(path) for name, path in files.items()}, key)
-        except OSError:
-            return None  # gone since it was looked at
+        except Exception:
+            if bundle.entry_files(entry) is files:
+                raise
+            return None  # gone, or another, since it was looked at
+        if bundle.entry_files(entry) is not files:
+            return None
         with self._lock:
             if len(self._kernels) >= _LARGEST:
                 self._kernels.clear()
