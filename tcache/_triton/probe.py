@@ -228,12 +228,14 @@ class LaunchSeen:
         arguments: every argument by name, defaults included, and compile options that the caller stated.
         filled: names of arguments that an autotuner's config or a heuristic filled in.
         grid: the grid, None where it cannot be told.
+        named: names of what was given by name.
     """
 
     function: Any
     arguments: dict[str, Any]
     filled: frozenset[str]
     grid: tuple[int, ...] | None
+    named: frozenset[str] = frozenset()
 
 
 def launch_in_progress() -> LaunchSeen | None:
@@ -258,7 +260,8 @@ def launch_in_progress() -> LaunchSeen | None:
         return None
     bound = launch["bound_args"]
     stated = {name: value for name, value in launch["kwargs"].items() if name in _STATED and value is not None}
-    return LaunchSeen(launch["self"], {**bound, **stated}, frozenset(filled), _grid_of(launch["grid"], bound))
+    named = frozenset(launch["kwargs"])
+    return LaunchSeen(launch["self"], {**bound, **stated}, frozenset(filled), _grid_of(launch["grid"], bound), named)
 
 
 _STATED = ("num_warps", "num_stages", "num_ctas", "maxnreg")

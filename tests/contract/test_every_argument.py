@@ -16,6 +16,7 @@ import torch
 import tcache
 from tcache._triton.cache import compile_events
 from tcache.active import activate, active
+from tcache.errors import CacheMiss
 
 sys.path.insert(0, str(Path(__file__).parent))
 import bundle_project
@@ -237,3 +238,15 @@ def test_what_was_given_by_name_is_another_entry(service):
     by_name = service.named[(1,)](x, 2, num_warps=8)
     assert (positional.metadata.num_warps, by_name.metadata.num_warps) == (4, 8)
     assert positional.hash != by_name.hash
+
+
+def test_manifest_lines_are_shown_only_where_they_lead_to_the_launch(service):
+    """A manifest names arguments: of a kernel's own ``num_warps`` that is another launch than by position."""
+    x = torch.empty(64)
+    with pytest.raises(CacheMiss) as caught:
+        service.named[(1,)](x, 5, 16)
+    assert caught.value.manifest == ""
+    assert "covered by a further case of `call: arguments.py:stock`" in str(caught.value)
+    with pytest.raises(CacheMiss) as caught:
+        service.named[(1,)](x, num_stages=5, num_warps=16)
+    assert "num_warps: 16" in caught.value.manifest
