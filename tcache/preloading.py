@@ -12,10 +12,10 @@ import importlib
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tcache._triton.driver import current_target
-from tcache._triton.kernels import is_kernel, jit_of
+from tcache._triton.kernels import KernelInterface, is_kernel, jit_of
 from tcache._triton.load import load_bound
 from tcache.active import active
 from tcache.autotuner import Autotuner
@@ -26,7 +26,7 @@ from tcache.prebaked import prebaked
 from tcache.standin import stand_ins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tcache.bundle import Bundle
 
@@ -94,10 +94,13 @@ def preload(kernels: str | Sequence[str] | None = None) -> Preloaded:
     install()
     loaded: list[Loaded] = []
     failed: list[Failed] = []
-    for bundle, kernel, entry, facts in _wanted(target, patterns, failed):
+    wanted = list(_wanted(target, patterns, failed))
+    places = _Places(kernel for _, kernel, *_ in wanted)
+    for bundle, kernel, entry, facts in wanted:
         started = time.perf_counter()
         try:
-            _load(bundle, kernel, entry, facts)
+            for place in places.of(kernel):
+                place.load(bundle, facts, entry)
         except TcacheError as error:
             failed.append(Failed(kernel, entry, error.message))
         except Exception as error:  # what a module does when imported, or the driver when it loads
@@ -130,33 +133,92 @@ def _wanted(
                 yield bundle, kernel, entry, facts
 
 
-def _load(bundle: Bundle, kernel: str, entry: str, facts: dict[str, Any]) -> None:
-    function, served = _function(kernel)
-    packed = prebaked() if served else None
-    if packed is not None and packed.preload(function, facts, bundle, entry):
-        return
-    args, kwargs = stand_ins(function, facts)
-    with only_packed():
-        load_bound(function, args, kwargs)
+class _Place(NamedTuple):
+    """Where launches of a kernel look for it.
+
+    Attributes:
+        function: the jit function.
+        by_index, by_name: among what the index answers, and in Triton's own memory.
+    """
+
+    function: Any
+    by_index: bool
+    by_name: bool
+
+    def load(self, bundle: Bundle, facts: dict[str, Any], entry: str) -> None:
+        packed = prebaked() if self.by_index else None
+        if packed is not None and packed.preload(self.function, facts, bundle, entry) and not self.by_name:
+            return
+        args, kwargs = stand_ins(self.function, facts)
+        with only_packed():
+            load_bound(self.function, args, kwargs)
 
 
-def _function(kernel: str) -> tuple[Any, bool]:
-    """Return a kernel's jit function, and whether an autotuner of tcache's launches it."""
+class _Places:
+    """Imports kernels, and finds what launches them: an autotuner may be in another module than its kernel.
+
+    Args:
+        kernels: ``module:qualname`` of each.
+    """
+
+    def __init__(self, kernels: Iterable[str]) -> None:
+        self._found: dict[str, list[_Place] | Exception] = {}
+        exposed: dict[str, list[Any]] = {}
+        for kernel in dict.fromkeys(kernels):
+            try:
+                exposed[kernel] = _exposed(kernel)
+            except Exception as error:  # what a module does when imported
+                self._found[kernel] = error
+        tuners = _tuners()
+        for kernel, values in exposed.items():
+            functions = {id(function): function for function in map(jit_of, values)}
+            bare = {id(jit_of(value)) for value in values if _tuner(value) is None}
+            self._found[kernel] = [
+                _Place(function, any(index for index, _ in ways), key in bare or any(name for _, name in ways))
+                for key, function in functions.items()
+                for ways in [[tuner.ways() for tuner in tuners.get(key, ())]]
+            ]
+
+    def of(self, kernel: str) -> list[_Place]:
+        """Return the places of a kernel; raise why there is none."""
+        found = self._found[kernel]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def _exposed(kernel: str) -> list[Any]:
+    """Return what a kernel's module has of it: the jit function, or what decorates it, under whatever names."""
     module_name, _, qualname = kernel.rpartition(":")
     module = sys.modules.get(module_name) or importlib.import_module(module_name)
-    found: Any = module
+    named: Any = module
     for name in qualname.split("."):
-        found = getattr(found, name, None)
-    # decorators may hide a kernel behind another name: a module then keeps it under that
-    for value in (found, *vars(module).values()):
-        if is_kernel(value):
-            function = jit_of(value)
-            if getattr(getattr(function, "fn", None), "__qualname__", None) == qualname:
-                return function, _is_served(value)
-    raise KernelError(f"{module_name} has no kernel {qualname!r}", "preload where the kernels are importable")
+        named = getattr(named, name, None)
+    values = {id(value): value for value in (named, *vars(module).values()) if is_kernel(value)}
+    functions = [(value, jit_of(value)) for value in values.values()]
+    found = [value for value, function in functions if _qualname(function) == qualname]
+    if not found:
+        raise KernelError(f"{module_name} has no kernel {qualname!r}", "preload where the kernels are importable")
+    return found
 
 
-def _is_served(value: Any) -> bool:
+def _qualname(function: Any) -> str | None:
+    return getattr(getattr(function, "fn", None), "__qualname__", None)
+
+
+def _tuners() -> dict[int, list[Autotuner]]:
+    """Return the autotuners of tcache's in the modules that are loaded, by the identity of their jit functions."""
+    found: dict[int, dict[int, Autotuner]] = {}
+    for module in list(sys.modules.values()):
+        for value in list(getattr(module, "__dict__", {}).values()):
+            # by type, since lazy objects in modules load when they are asked
+            tuner = _tuner(value) if issubclass(type(value), KernelInterface) else None
+            if tuner is not None:
+                found.setdefault(id(jit_of(tuner)), {})[id(tuner)] = tuner
+    return {key: list(tuners.values()) for key, tuners in found.items()}
+
+
+def _tuner(value: Any) -> Autotuner | None:
     while value is not None and not isinstance(value, Autotuner):
         value = getattr(value, "fn", None) if is_kernel(value) else None
-    return value is not None
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +65,73 @@ def test_preloading_leaves_nothing_to_do_for_the_first_launch(project, null_gpu,
     assert events == []
     assert len(loads) == 3
     assert len(null_gpu.launches) == 3
+
+
+@pytest.mark.parametrize("hook", ["pre_hook=seen", "pre_hook=seen if block == 32 else None"])
+def test_a_kernel_whose_configs_have_hooks_is_preloaded_to_where_they_launch(tmp_path, null_gpu, monkeypatch, hook):
+    """A config's own hook may change what is launched: the index does not answer then, Triton's memory does."""
+    text = bundle_project.KERNELS.replace("CONFIGS =", "def seen(given):\n    given['x_ptr'].zero_()\n\n\nCONFIGS =")
+    text = text.replace("num_warps=1)", f"num_warps=1, {hook})")
+    project = bundle_project.make(tmp_path, text)
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    assert tcache.preload("*:tuned").failed == ()
+    events, x = [], torch.ones(64)
+    with compile_events(lambda name, _: events.append(name)):
+        module.tuned[(1,)](x, 16)
+    assert events == []
+    assert not x.any()
+    assert [name for name, _ in null_gpu.launches] == ["tuned"]
+
+
+BARE = """\
+import triton
+import triton.language as tl
+
+import tcache
+
+CONFIGS = [triton.Config({"BLOCK": 16}, num_warps=1)]
+
+
+@triton.jit
+def bare(x_ptr, n, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(x_ptr + o, o.to(tl.float32), mask=o < n)
+
+
+tuned = tcache.autotune(configs=CONFIGS, key=["n"])(bare)
+"""
+BARE_MANIFEST = """\
+version: 1
+gpus: [NVIDIA H200]
+kernels:
+  - {kernel: "loadables.py:tuned", args: {x_ptr: {shape: [16], dtype: float32}, n: 16}, grid: [1], cases: [{}]}
+"""
+
+
+@pytest.mark.parametrize("place", ["below another name", "in another module", "launched bare as well"])
+def test_a_kernel_is_preloaded_to_wherever_it_is_launched_from(tmp_path, null_gpu, monkeypatch, place):
+    path = tmp_path / "loadables.py"
+    path.write_text(BARE)
+    (tmp_path / "m.yaml").write_text(BARE_MANIFEST)
+    bundle_project.run(tmp_path, "pack", "m.yaml", "--warmup", "-o", "bundle")
+    if place == "in another module":
+        path.write_text(BARE.replace("tuned = ", "lambda: "))
+    loads = preloaded(null_gpu, monkeypatch)
+    activate(bundles=[tmp_path / "bundle"])
+    module = bundle_project.load(tmp_path)
+    other = types.ModuleType("another_module")
+    if place == "in another module":
+        other.kernel = tcache.autotune(configs=module.CONFIGS, key=["n"])(module.bare)
+    monkeypatch.setitem(sys.modules, "another_module", other)
+    kernel = other.kernel if place == "in another module" else module.tuned
+    assert tcache.preload("*:bare").failed == ()
+    events, done = [], len(loads)
+    with compile_events(lambda name, _: events.append(name)):
+        kernel[(1,)](torch.zeros(64), 16)
+        if place == "launched bare as well":
+            module.bare[(1,)](torch.zeros(64), 16, **module.CONFIGS[0].all_kwargs())
+    assert (events, len(loads)) == ([], done)
 
 
 def test_preloading_by_pattern(project, null_gpu, monkeypatch):
