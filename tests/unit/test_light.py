@@ -84,7 +84,7 @@ LAYERS = [
     ["active", "decide"],
     ["contend", "journal", "counters", "isolation", "snippet", "differences", "standin"],
     ["archives"],
-    ["layout"],
+    ["layout", "unpacking"],
     ["bundle"],
     ["head"],
     ["index", "environment", "discover"],
