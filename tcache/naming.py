@@ -6,12 +6,16 @@ its file, relative to a folder, so that nobody has to put the project on ``sys.p
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["dotted_name", "found_again", "module_of", "ref_of"]
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["dotted_name", "found_again", "module_named", "module_of", "ref_of"]
 
 _MAINS = ("__main__", "__mp_main__")
 
@@ -36,6 +40,19 @@ def module_of(function: Any) -> str:
     name = str(function.__module__)
     path = getattr(sys.modules.get(name), "__file__", None)
     return _real_name(name, Path(path)) if path else name
+
+
+def module_named(name: str) -> ModuleType:
+    """Return the module of a name, importing it if need be: the running script under the name it has for tools.
+
+    Importing a script again would run it again, and its kernels there are not those that it launches.
+    """
+    for main in _MAINS:
+        module = sys.modules.get(main)
+        path = getattr(module, "__file__", None)
+        if module is not None and path and _real_name(main, Path(path)) == name:
+            return module
+    return sys.modules.get(name) or importlib.import_module(name)
 
 
 def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:

@@ -8,7 +8,6 @@ binder makes of stand-ins for the arguments.
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import sys
 import time
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tcache.active import active
 from tcache.autotuner import Autotuner
 from tcache.counters import count
 from tcache.errors import BundleError, GPUMissing, KernelError, TcacheError
+from tcache.naming import module_named
 from tcache.overlay import install, only_packed
 from tcache.prebaked import prebaked
 from tcache.standin import stand_ins
@@ -190,7 +190,7 @@ class _Places:
 def _exposed(kernel: str) -> list[Any]:
     """Return what a kernel's module has of it: the jit function, or what decorates it, under whatever names."""
     module_name, _, qualname = kernel.rpartition(":")
-    module = sys.modules.get(module_name) or importlib.import_module(module_name)
+    module = module_named(module_name)
     named: Any = module
     for name in qualname.split("."):
         named = getattr(named, name, None)

@@ -9,17 +9,15 @@ whether it was given by name.
 from __future__ import annotations
 
 import ast
-import importlib
 import math
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 from tcache._triton.literals import tensor_descriptor
 from tcache._triton.mock import MockTensor
 from tcache._triton.values import describe, restore
 from tcache.errors import KernelError, UnsupportedValue
-from tcache.naming import found_again
+from tcache.naming import found_again, module_named
 
 if TYPE_CHECKING:
     from tcache._triton.specialize import Specialized
@@ -82,7 +80,7 @@ def _ref(value: Any) -> str:
 
 def _loaded(ref: str) -> Any:
     name, _, attribute = ref.partition(":")
-    found: Any = sys.modules.get(name) or importlib.import_module(name)
+    found: Any = module_named(name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise KernelError(f"{name} has no {attribute!r}", "preload where the kernels' modules are those packed")

@@ -134,6 +134,23 @@ def test_a_kernel_is_preloaded_to_wherever_it_is_launched_from(tmp_path, null_gp
     assert (events, len(loads)) == ([], done)
 
 
+def test_kernels_of_the_running_script_are_not_imported_once_more(project, null_gpu, monkeypatch):
+    """A script is ``__main__``; under its own name it would run again, and launch none of what was loaded there."""
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    module.__name__, module.__spec__ = "__main__", None
+    del sys.modules["loadables"]
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    monkeypatch.syspath_prepend(str(project))
+    assert tcache.preload().failed == ()
+    assert "loadables" not in sys.modules
+    events = []
+    with compile_events(lambda name, _: events.append(name)):
+        scale(module)
+        module.tuned[(1,)](torch.zeros(64), 16)
+    assert events == []
+
+
 def test_preloading_by_pattern(project, null_gpu, monkeypatch):
     loads = preloaded(null_gpu, monkeypatch)
     activate(bundles=[project / "bundle"])
