@@ -13,6 +13,7 @@ Nothing in a bundle is written at load time, and no file is used before its dige
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -273,4 +274,6 @@ def _loadable(where: str, needed: tuple[int, int], here: str) -> Accepted | Reje
 
 
 def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:  # O_NOFOLLOW
+        return "a symbolic link, which is not followed: copy the bundle with its files, as `cp -rL` does"
     return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -400,6 +400,17 @@ def test_what_is_put_back_before_it_is_read_is_used(project, monkeypatch):
     module.tuned[(1,)](torch.zeros(64), 16)
 
 
+def test_a_bundle_of_links_says_what_to_do(project):
+    """As installers make it that link files from a cache of theirs."""
+    (project / "store-of-files").mkdir()
+    for number, path in enumerate(kernels(project / "bundle", "scale")):
+        path.rename(project / "store-of-files" / str(number))
+        path.symlink_to(project / "store-of-files" / str(number))
+    activate(bundles=[project / "bundle"])
+    with pytest.raises(CacheMiss, match=r"a symbolic link, which is not followed: .* `cp -rL`"):
+        scale(bundle_project.load(project))
+
+
 def test_one_bundle_need_not_be_a_list(project):
     for place in (project / "bundle", str(project / "bundle")):
         assert [bundle.root for bundle in activate(bundles=place).bundles] == [project / "bundle"]
