@@ -78,7 +78,8 @@ class Prebaked:
         kernel = self._kernel(function, made)
         if kernel is None:
             return None
-        depends = self._globals[id(function)][1]
+        known = self._globals.get(id(function))  # gone where another thread has just emptied a full memory
+        depends = constants_read(function) if known is None else known[1]
         for space, name, value in depends:
             now = space.get(name, _MISSING)
             if now is not value and now != value:
@@ -117,8 +118,10 @@ class Prebaked:
             if len(self._kernels) >= _LARGEST:
                 self._kernels.clear()
                 self._globals.clear()
-            self._kernels[place] = kernel
+            kept = self._kernels.setdefault(place, kernel)  # two threads may have met the same launch first
             self._globals.setdefault(id(function), (function, constants_read(function)))
+        if kept is not kernel:
+            return kept
         count("entries")
         count("prebaked")
         return kernel
