@@ -385,6 +385,23 @@ def test_options_that_cannot_be_honoured(project, packed, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("form", "name", "hint"),
+    [
+        ("oci", "image.tar.gz", "end it in .tar: the layer is compressed already"),
+        ("dir", "bundle.tar", "name a directory"),
+        ("native", "cache.tgz", "name a directory"),
+        ("wheel", "kernels.zip", "name a directory"),
+    ],
+)
+def test_no_directory_is_called_as_an_archive(project, tmp_path, form, name, hint):
+    options = ["--mount-path", "/c"] if form == "native" else []
+    [answer] = batch(project, packing(MANIFEST, tmp_path / name, "--format", form, *options))
+    assert answer.code == 2
+    assert hint in answer.stderr
+    assert not (tmp_path / name).exists()
+
+
 def test_a_full_disk_leaves_nothing_behind(project, packed, tmp_path):
     mount = ["--mount-path", "/c"]
     forms = {"dir": ("d", []), "wheel": ("w", []), "oci": ("o", []), "oci ": ("i.tar", []), "native": ("n", mount)}
