@@ -145,8 +145,8 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    if hasattr(value, "cache_key"):  # a jit function passed as a constant
-        return f"{value.__module__}.{value.__qualname__}"
+    if hasattr(value, "cache_key"):  # a jit function passed as a constant: its text and line are in the entry's name
+        return f"{value.__module__}.{value.__qualname__} {value.cache_key[:12]}"
     return str(value)
 
 

@@ -257,3 +257,15 @@ def test_manifest_lines_are_shown_only_where_they_lead_to_the_launch(service):
     with pytest.raises(CacheMiss) as caught:
         service.named[(1,)](x, num_stages=5, num_warps=16)
     assert "num_warps: 16" in caught.value.manifest
+
+
+def test_a_function_among_the_arguments_that_was_edited_is_named(packed, tmp_path, service, monkeypatch):
+    (tmp_path / "arguments.py").write_text(KERNELS.replace("return x * 3", "return x * 5"))
+    module = bundle_project.load(tmp_path)
+    module.DEVICE = "cpu"
+    with pytest.raises(
+        CacheMiss, match=r"constant F: arguments.thrice \w{12}, packed arguments.thrice \w{12}"
+    ) as caught:
+        module.calling[(1,)](torch.empty(64), module.thrice)
+    assert caught.value.reasons == ("constexpr",)
+    module.calling[(1,)](torch.empty(64), module.twice)
