@@ -36,15 +36,16 @@ def described_launch(
         made: what tcache specializes it to; None where only Triton can.
 
     Returns:
-        ``args`` and ``kwargs`` as :func:`tcache._triton.values.describe` writes them, without the sizes of tensors;
-        None where types do, or where an argument has no description: its kernel loads when it is first launched.
+        ``args``, and ``kwargs`` as pairs in the order of the launch, which Triton's memory goes by; values as
+        :func:`tcache._triton.values.describe` writes them, without the sizes of tensors. None where types do, or where
+        an argument has no description: its kernel loads when it is first launched.
     """
     if made is not None and _told_by_types(function, made):
         return None
     try:
         return {
             "args": [_without_sizes(describe(value, _ref)) for value in args],
-            "kwargs": {name: _without_sizes(describe(value, _ref)) for name, value in kwargs.items()},
+            "kwargs": [[name, _without_sizes(describe(value, _ref))] for name, value in kwargs.items()],
         }
     except Exception:  # of values of any kind: preloading is the only one to miss it
         return None
@@ -109,12 +110,11 @@ def stand_ins(function: Any, facts: dict[str, Any]) -> tuple[tuple[Any, ...], di
         kinds = facts["signature"]
         named = {name: stand_in(kinds.get(name, "constexpr"), name, facts) for name in function.arg_names}
         return (), {**named, **dict(facts.get("given", ()))}
-    if not (
-        isinstance(launch, dict) and isinstance(launch.get("args"), list) and isinstance(launch.get("kwargs"), dict)
-    ):
-        raise ValueError(f"{launch!r:.80} describes no launch")
-    args = tuple(restore(value, _tensor, _loaded) for value in launch["args"])
-    return args, {str(name): restore(value, _tensor, _loaded) for name, value in launch["kwargs"].items()}
+    try:
+        args = tuple(restore(value, _tensor, _loaded) for value in launch["args"])
+        return args, {str(name): restore(value, _tensor, _loaded) for name, value in launch["kwargs"]}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{launch!r:.80} describes no launch") from error
 
 
 _TORCH = {

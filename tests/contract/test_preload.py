@@ -151,6 +151,23 @@ def test_kernels_of_the_running_script_are_not_imported_once_more(project, null_
     assert events == []
 
 
+@pytest.mark.parametrize("launch", [3, [], {"args": []}, {"args": 3, "kwargs": []}, {"args": [], "kwargs": [3]},
+    {"args": [{"tensor": 3}], "kwargs": []}, {"args": [{"function": "loadables:nothing"}], "kwargs": []},
+    {"args": [], "kwargs": [["x", {"named": "os:system", "items": []}]]}])  # fmt: skip
+def test_an_index_that_describes_no_launch(project, launch):
+    def change(index):
+        for row in index["entries"].values():
+            row["launch"] = launch
+
+    bundle_project.edit(project / "bundle" / "index.json", change)
+    bundle_project.sign(project / "bundle")
+    activate(bundles=[project / "bundle"])
+    bundle_project.load(project)
+    done = tcache.preload("*:scale")
+    assert done.loaded == ()
+    assert [row.kernel for row in done.failed] == ["loadables:scale"]
+
+
 def test_preloading_by_pattern(project, null_gpu, monkeypatch):
     loads = preloaded(null_gpu, monkeypatch)
     activate(bundles=[project / "bundle"])
