@@ -208,12 +208,13 @@ _MISSING = object()
 
 
 _current: tuple[Active, Prebaked] | None = None
+_making = threading.Lock()
 
 
 def _after_fork() -> None:
-    """Start anew in a forked child: another thread may have held the lock, and no kernel is on its GPU."""
-    global _current  # noqa: PLW0603
-    _current = None
+    """Start anew in a forked child: another thread may have held a lock, and no kernel is on its GPU."""
+    global _current, _making
+    _current, _making = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -226,6 +227,10 @@ def prebaked() -> Prebaked | None:
     settings = active()
     if not settings.bundles:
         return None
-    if _current is None or _current[0] is not settings:
-        _current = settings, Prebaked(settings)
-    return _current[1]
+    known = _current
+    if known is None or known[0] is not settings:
+        with _making:
+            known = _current
+            if known is None or known[0] is not settings:
+                known = _current = settings, Prebaked(settings)
+    return known[1]

@@ -76,6 +76,25 @@ def test_threads_that_meet_a_packed_kernel_first_at_once_use_one(project, null_g
     assert set(loads) == {"tuned"}
 
 
+def test_threads_that_ask_for_the_packed_kernels_first_share_them(project, null_gpu, monkeypatch):
+    activate(bundles=[project / "bundle"])
+    real = prebaked_module.Prebaked.__init__
+
+    def slow(self, settings):
+        time.sleep(0.1)
+        real(self, settings)
+
+    monkeypatch.setattr(prebaked_module.Prebaked, "__init__", slow)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(prebaked_module.prebaked())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len({id(packed) for packed in found}) == 1
+
+
 def test_a_memory_that_another_thread_empties(project, null_gpu, monkeypatch):
     activate(bundles=[project / "bundle"])
     module = bundle_project.load(project)
