@@ -66,6 +66,7 @@ class Bundle:
         self.root = Path(root)
         self.place = Path(os.path.realpath(root))
         self._prefix = os.path.join(self.place, "")
+        self._head = self._stamp(MANIFEST)
         head = read_head(self.root)
         self.name, self.environment, self.targets = head.name, head.environment, head.targets
         self.gpus, self.manifests, self.helpers, self.files = head.gpus, head.manifests, head.helpers, head.files
@@ -106,16 +107,25 @@ class Bundle:
         for name in names.values():
             stamp = self._stamp(name)
             if isinstance(stamp, Rejected):
-                return stamp
+                return self._since_opened(stamp)
             stamps.append(stamp)
         known = self._opened.get((key, tuple(stamps)))
         if known is not None:
             return known
         problem = self._entry_problem(key, names)
         if problem is not None:
-            return problem  # not kept: no descriptor left, or a network's error, may be over at the next launch
+            return self._since_opened(
+                problem
+            )  # not kept: no descriptor left, or a network's error, may be over at the next launch
         files = {file: self.place / name for file, name in names.items()}
         return self._opened.setdefault((key, tuple(stamps)), files)
+
+    def _since_opened(self, problem: Rejected) -> Rejected:
+        """Say of a problem that the whole bundle is another one now: copied or installed over the one in use."""
+        now = self._stamp(MANIFEST)
+        if isinstance(now, Rejected) or now == self._head:
+            return problem
+        return Rejected(f"{problem.reason}; the bundle was replaced after this process opened it", problem.kind)
 
     def _entry_problem(self, key: str, names: dict[str, str]) -> Rejected | None:
         contents = {}

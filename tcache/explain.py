@@ -119,7 +119,7 @@ def explain_entry(key: str, compilation: Compilation | None, active: Active, ref
             elif not rows:
                 hint = "pack with the service's own Triton, unedited: warm up and pack again, or install the one packed"
         elif refused:
-            hint = _COPY_AGAIN
+            hint = _RESTART if all("was replaced after" in reason for reason in refused) else _COPY_AGAIN
         else:
             reasons.append("kernel")
             details.append(f"no entry of this kernel is packed in {_bundles(active)}")
@@ -148,6 +148,7 @@ def _facts(compilation: Compilation | None) -> dict[str, Any] | None:
 
 
 _COPY_AGAIN = "the bundle is not what was packed: copy it again, and see `tcache verify`"
+_RESTART = "start the process again: it has the old bundle's list of files"
 
 
 def _near_details(near: _Near, rows: list[Difference]) -> list[str]:

@@ -411,6 +411,22 @@ def test_a_bundle_of_links_says_what_to_do(project):
         scale(bundle_project.load(project))
 
 
+def test_a_bundle_that_is_replaced_while_loaded_says_to_start_again(project):
+    """As by an upgrade of the wheel it came in."""
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    module.tuned[(1,)](torch.zeros(64), 16)
+    [path] = [path for path in kernels(project / "bundle", "scale") if path.suffix == ".json"]
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1))  # packed by another release, say
+    bundle_project.sign(project / "bundle")
+    with pytest.raises(CacheMiss, match="the bundle was replaced after this process opened it") as caught:
+        scale(module)
+    assert caught.value.reasons == ("damaged",)
+    assert caught.value.hint.startswith("start the process again")
+    activate(bundles=[project / "bundle"])
+    scale(module)
+
+
 def test_one_bundle_need_not_be_a_list(project):
     for place in (project / "bundle", str(project / "bundle")):
         assert [bundle.root for bundle in activate(bundles=place).bundles] == [project / "bundle"]
