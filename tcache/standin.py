@@ -90,7 +90,7 @@ def _loaded(ref: str) -> Any:
 
 
 def _tensor(data: dict[str, Any]) -> MockTensor:
-    return MockTensor(str(data["tensor"]), (16,), (1,), int(data.get("address", 0)))
+    return MockTensor(str(data["tensor"]), (16,), (1,), int(data.get("address", 0)), int(data.get("storage", 0)))
 
 
 def stand_ins(function: Any, facts: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -16,10 +17,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tcache
 from tcache._triton.cache import compile_events
+from tcache._triton.driver import stub
 from tcache._triton.probe import compilation_of
 from tcache.active import activate, active
 from tcache.errors import GPUMissing, UnsupportedValue
-from tcache.standin import _TORCH, stand_in
+from tcache.explain import facts_of
+from tcache.replay.ghost import ghost
+from tcache.standin import _TORCH, described_launch, stand_in, stand_ins
 
 sys.path.insert(0, str(Path(__file__).parent))
 import bundle_project
@@ -248,6 +252,18 @@ def test_a_tuple_is_specialized_as_its_members_are():
     for value in ((x, x[1:], 1, 16, 3, 1 << 40, True, 2.5), ((x, (7, 1)), 5), (1,), ()):
         found, made = again(value)
         assert made == found
+
+
+@pytest.mark.parametrize("size", [2**20, 2**30])
+def test_amd_launches_are_described_with_what_amds_backend_asks(size):
+    """Whether a tensor's storage is within 2 GiB is part of the specialization there."""
+    with stub("hip", "gfx942", 64):
+        x = ghost((size,), "float32", (1,), 0)
+        found = compilation_of(any_argument, (x,), {})
+        facts = {**facts_of(found), "launch": json.loads(json.dumps(described_launch(any_argument, (x,), {}, None)))}
+        args, kwargs = stand_ins(any_argument, facts)
+        assert compilation_of(any_argument, args, kwargs).entry == found.entry
+    assert ("tt.pointer_range=32" in facts["attributes"]["x"]) == (size < 2**29)
 
 
 class Pair(NamedTuple):
