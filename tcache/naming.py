@@ -10,12 +10,10 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-__all__ = ["dotted_name", "found_again", "module_named", "module_of", "ref_of"]
+__all__ = ["dotted_name", "found_again", "module_named", "module_of", "ref_of", "values_in"]
 
 _MAINS = ("__main__", "__mp_main__")
 
@@ -53,6 +51,11 @@ def module_named(name: str) -> ModuleType:
         if module is not None and path and _real_name(main, Path(path)) == name:
             return module
     return sys.modules.get(name) or importlib.import_module(name)
+
+
+def values_in(module: Any) -> list[Any]:
+    """Return what a module holds, without asking it: one that loads lazily would then load."""
+    return list(object.__getattribute__(module, "__dict__").values()) if isinstance(module, ModuleType) else []
 
 
 def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:

@@ -20,7 +20,7 @@ from tcache.active import active
 from tcache.autotuner import Autotuner
 from tcache.counters import count
 from tcache.errors import BundleError, GPUMissing, KernelError, TcacheError
-from tcache.naming import module_named
+from tcache.naming import module_named, values_in
 from tcache.overlay import install, only_packed
 from tcache.prebaked import prebaked
 from tcache.standin import stand_ins
@@ -210,7 +210,7 @@ def _tuners() -> dict[int, list[Autotuner]]:
     """Return the autotuners of tcache's in the modules that are loaded, by the identity of their jit functions."""
     found: dict[int, dict[int, Autotuner]] = {}
     for module in list(sys.modules.values()):
-        for value in list(getattr(module, "__dict__", {}).values()):
+        for value in values_in(module):
             # by type, since lazy objects in modules load when they are asked
             tuner = _tuner(value) if issubclass(type(value), KernelInterface) else None
             if tuner is not None:

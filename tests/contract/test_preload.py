@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import types
@@ -170,6 +171,20 @@ def test_an_index_that_describes_no_launch(project, launch):
     done = tcache.preload("*:scale")
     assert done.loaded == ()
     assert [row.kernel for row in done.failed] == ["loadables:scale"]
+
+
+def test_preloading_imports_nothing_but_the_kernels(project, monkeypatch):
+    """A module that loads when it is asked for anything stays as it is."""
+    (project / "unasked.py").write_text("raise AssertionError('imported')\n")
+    spec = importlib.util.spec_from_file_location("unasked", project / "unasked.py")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    lazy = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "unasked", lazy)
+    spec.loader.exec_module(lazy)
+    activate(bundles=[project / "bundle"])
+    bundle_project.load(project)
+    assert tcache.preload().failed == ()
+    assert tcache.adopt("loadables:tuned") == ["loadables:tuned"]
 
 
 def test_preloading_by_pattern(project, null_gpu, monkeypatch):
