@@ -427,6 +427,20 @@ def test_a_bundle_that_is_replaced_while_loaded_says_to_start_again(project):
     scale(module)
 
 
+def test_what_is_no_bundle_says_what_it_is(project, tmp_path):
+    """Of the forms that `pack` writes a service opens directories; the others have their own way in."""
+    image, cache, empty = (tmp_path / name for name in ("image", "cache", "empty"))
+    bundle_project.run(project, "pack", "m.yaml", "--store", "store", "--warmup", "--format", "oci", "-o", image)
+    mount = ["--mount-path", str(cache)]
+    bundle_project.run(project, "pack", "m.yaml", "--store", "store", "--format", "native", *mount, "-o", cache)
+    empty.mkdir()
+    found = activate(bundles=[image, cache, empty, tmp_path / "nowhere"]).skipped
+    for row, text in zip(
+        found, ["/opt/tcache/<name>", "TRITON_CACHE_DIR", "no bundle.json", "no such dir"], strict=True
+    ):
+        assert text in row.reason
+
+
 def test_one_bundle_need_not_be_a_list(project):
     for place in (project / "bundle", str(project / "bundle")):
         assert [bundle.root for bundle in activate(bundles=place).bundles] == [project / "bundle"]
