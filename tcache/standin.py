@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tcache._triton.literals import tensor_descriptor
 from tcache._triton.mock import MockTensor
+from tcache._triton.specialize import ONE
 from tcache._triton.values import describe, restore
 from tcache.errors import KernelError, UnsupportedValue
 from tcache.naming import found_again, module_named
@@ -52,12 +53,7 @@ def described_launch(
 
 
 def _told_by_types(function: Any, made: Specialized) -> bool:
-    for parameter in function.params:
-        value = made.bound[parameter.name]
-        one = type(value) is int and value == 1 and made.signature[parameter.name] != "constexpr"
-        if parameter.name in made.options or (one and parameter.annotation_type):
-            return False  # Triton tells an annotated 1 from other numbers, though not in the type
-    return True
+    return not any(parameter.name in made.options for parameter in function.params)
 
 
 def _without_sizes(data: Any) -> Any:
@@ -157,6 +153,8 @@ def stand_in(kind: str, name: str, facts: dict[str, Any]) -> Any:
     elif kind in ("i1", "u1"):
         return True
     elif kind[:1] in ("i", "u") and kind[1:].isdigit():
+        if ONE in facts["attributes"].get(name, ()):
+            return 1
         least = {"i64": 1 << 40, "u64": 1 << 63}.get(kind, 16)  # the smallest type that holds a value is its type
         return least if divisible else least + 2
     elif kind in _TORCH:

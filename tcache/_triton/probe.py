@@ -23,6 +23,7 @@ from triton.runtime.driver import driver as _driver
 from tcache._triton.ahead import key_begun
 from tcache._triton.driver import stub
 from tcache._triton.kernels import Autotuner, Heuristics, JITFunction
+from tcache._triton.specialize import ONE, is_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,9 +122,10 @@ class Compilation:
         """Return what Triton's binder made of the arguments, as named JSON values.
 
         Keys: ``signature`` (argument -> type), ``constants`` (argument -> value) and ``attributes``
-        (argument -> list of properties such as ``tt.divisibility=16``).
+        (argument -> list of properties such as ``tt.divisibility=16``, or :data:`tcache._triton.specialize.ONE`).
         """
         names = list(self.source.fn.arg_names)
+        typed = [number for number, parameter in enumerate(self.source.fn.params) if is_typed(parameter)]
         return {
             "signature": {name: str(kind) for name, kind in self.source.signature.items()},
             "constants": {_path(names, path): _plain(value) for path, value in self.source.constants.items()},
@@ -131,7 +133,8 @@ class Compilation:
                 _path(names, path): [f"{name}={value}" for name, value in found]
                 for path, found in self.source.attrs.items()
                 if found
-            },
+            }
+            | {names[number]: [ONE] for number in typed if (number,) not in self.source.attrs},
         }
 
 

@@ -21,7 +21,7 @@ from tcache.errors import CacheMiss
 sys.path.insert(0, str(Path(__file__).parent))
 import bundle_project
 
-LAUNCHES = 42
+LAUNCHES = 44
 KERNELS = '''\
 """Kernels, and launches of them by number."""
 
@@ -139,7 +139,8 @@ def launches():
         (paired, (x(), Pair(x(), 16)), {"num_warps": 2, "num_stages": 1}),
         (constant, (x(), (1, 2)), {}), (constant, (x(), (3,)), {}),
         (described, (TensorDescriptor.from_tensor(x(4096).reshape(64, 64), [16, 32]), 16), {}),
-        (many, (x(), 16, 1.5, True, None, 3), {}), (many, (x(), 1, 0, False, x(), 1), {"C": 1}),
+        (many, (x(), 16, 1.5, True, None, 3), {}), (many, (x(), 16, 1.5, True, None, 1), {}),
+        (many, (x(), 16, 1.5, True, None, 5), {}), (many, (x(), 1, 0, False, x(), 1), {"C": 1}),
         (many, (x(), 2**40, 2**63, False, None, 16), {"C": 1.5}),
         (many, (x(offset=1), 17, -0.0, False, None, 2**40), {"C": None}),
         (many, (x(dtype=torch.bfloat16), -16, 3, 0, 1, 5), {"C": True}),
@@ -233,9 +234,12 @@ def test_preloading_leaves_nothing_to_do_for_any_launch(service):
 
 
 def test_each_launch_is_proven(packed):
-    """Whatever was launched before it: in memory Triton takes some for one that are two entries."""
+    """Whatever was launched before it: in memory Triton takes some for one that are two entries.
+
+    Two launches are one entry: a typed 3 is as good as a typed 5, and not as a typed 1.
+    """
     done = bundle_project.run(packed, "verify", "bundle")
-    assert f"proven: {LAUNCHES} launches, {LAUNCHES} hits, 0 misses, {LAUNCHES} entries" in done.stdout
+    assert f"proven: {LAUNCHES} launches, {LAUNCHES} hits, 0 misses, {LAUNCHES - 1} entries" in done.stdout
 
 
 def test_what_was_given_by_name_is_another_entry(service):
@@ -270,3 +274,10 @@ def test_a_function_among_the_arguments_that_was_edited_is_named(packed, tmp_pat
         module.calling[(1,)](torch.empty(64), module.thrice)
     assert caught.value.reasons == ("constexpr",)
     module.calling[(1,)](torch.empty(64), module.twice)
+
+
+def test_a_typed_argument_that_is_one_is_named(service):
+    """It keeps its type, and Triton's key tells it from others all the same."""
+    with pytest.raises(CacheMiss, match="argument i: i64 equal to 1, packed i64") as caught:
+        service.many[(1,)](torch.empty(64), 2**40, 2**63, False, None, 1, C=1.5)
+    assert caught.value.reasons == ("one",)
