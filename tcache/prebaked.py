@@ -171,13 +171,14 @@ class Prebaked:
             if self._indexes is None:
                 here = distribution()
                 self._variables = key_environment()
-                self._indexes = []
+                found = []  # other threads look at the whole without the lock
                 for bundle in self._settings.bundles:
                     problem = not_usable(bundle, here)
                     if problem is None:
-                        self._indexes.append((bundle, _by_name(bundle)))
+                        found.append((bundle, _by_name(bundle)))
                     elif bundle.environment.distribution:
                         self._settings.notice(f"tcache: {bundle.root}: first launches take Triton's way: {problem}")
+                self._indexes = found
         return self._indexes
 
 

@@ -95,6 +95,34 @@ def test_threads_that_ask_for_the_packed_kernels_first_share_them(project, null_
     assert len({id(packed) for packed in found}) == 1
 
 
+def test_a_thread_that_comes_while_the_index_is_read_waits_for_it(project, null_gpu, monkeypatch):
+    """It does not take a table that is being filled for an empty one, and go Triton's way."""
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    packed = prebaked_module.prebaked()
+    reading, real = threading.Event(), prebaked_module._by_name
+
+    def slow(bundle):
+        reading.set()
+        time.sleep(0.3)
+        return real(bundle)
+
+    monkeypatch.setattr(prebaked_module, "_by_name", slow)
+    inner = {"BLOCK": 32, "num_warps": 1, "num_stages": 3, "num_ctas": 1}
+    found = []
+
+    def work():
+        found.append(packed.launch(module.tuned.fn, (torch.zeros(64), 16), inner, (1,)))
+
+    first = threading.Thread(target=work)
+    first.start()
+    assert reading.wait(30)
+    work()
+    first.join()
+    assert len(found) == 2
+    assert None not in found
+
+
 def test_a_memory_that_another_thread_empties(project, null_gpu, monkeypatch):
     activate(bundles=[project / "bundle"])
     module = bundle_project.load(project)
