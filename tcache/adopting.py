@@ -14,6 +14,7 @@ from tcache._triton.kernels import Autotuner as UpstreamAutotuner
 from tcache._triton.kernels import JITFunction, KernelInterface
 from tcache.autotuner import Autotuner
 from tcache.errors import KernelError
+from tcache.naming import values_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,5 +117,5 @@ def _in_modules(name: str) -> Iterator[Any]:
     for module_name, module in list(sys.modules.items()):
         if name and module_name != name and not module_name.startswith(name + "."):
             continue
-        for value in list(getattr(module, "__dict__", {}).values()):
+        for value in values_in(module):
             yield from _unwrapped(value)

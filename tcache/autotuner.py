@@ -126,6 +126,15 @@ class Autotuner(UpstreamAutotuner):  # type: ignore[misc]  # upstream is untyped
                 launcher.learn(self, args, kwargs, config, seen.bound, kernel)
         return kernel
 
+    def ways(self) -> tuple[bool, bool]:
+        """Return whether a bundle's index may answer launches, and whether some go Triton's way though it would.
+
+        A config's own hook may change what is launched, and a subclass may launch in its own way.
+        """
+        hooked = [config.pre_hook is not None for config in self.configs]
+        own = super().run.__func__ is not UpstreamAutotuner.run
+        return not own and not all(hooked), own or any(hooked)
+
     def _from_bundle(
         self, launcher: Launcher, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any, config: Any
     ) -> Any:

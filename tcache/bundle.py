@@ -13,6 +13,7 @@ Nothing in a bundle is written at load time, and no file is used before its dige
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -65,13 +66,14 @@ class Bundle:
         self.root = Path(root)
         self.place = Path(os.path.realpath(root))
         self._prefix = os.path.join(self.place, "")
+        self._head = self._stamp(MANIFEST)
         head = read_head(self.root)
         self.name, self.environment, self.targets = head.name, head.environment, head.targets
         self.gpus, self.manifests, self.helpers, self.files = head.gpus, head.manifests, head.helpers, head.files
         self.notes, self.hip_library = head.notes, head.hip_library
         self._grouped: dict[str, dict[str, str]] | None = None
         self._checked: dict[str, _Stamp] = {}
-        self._opened: dict[str, tuple[tuple[_Stamp, ...], dict[str, Path]]] = {}
+        self._opened: dict[tuple[str, tuple[_Stamp, ...]], dict[str, Path]] = {}
         self._index: Index | None = None
 
     def __repr__(self) -> str:
@@ -94,7 +96,10 @@ class Bundle:
         return set(self._groups())
 
     def entry_files(self, key: str) -> dict[str, Path] | Rejected | None:
-        """Return the files of an entry by name, None when it is not packed, or why it cannot be used."""
+        """Return the files of an entry by name, None when it is not packed, or why it cannot be used.
+
+        It is the same object until a file changes: who has read the files asks again, to know what was read.
+        """
         names = self._groups().get(key)
         if names is None:
             return None
@@ -102,17 +107,25 @@ class Bundle:
         for name in names.values():
             stamp = self._stamp(name)
             if isinstance(stamp, Rejected):
-                return stamp
+                return self._since_opened(stamp)
             stamps.append(stamp)
-        known = self._opened.get(key)
-        if known is not None and known[0] == tuple(stamps):
-            return known[1]
+        known = self._opened.get((key, tuple(stamps)))
+        if known is not None:
+            return known
         problem = self._entry_problem(key, names)
         if problem is not None:
-            return problem  # not kept: no descriptor left, or a network's error, may be over at the next launch
+            return self._since_opened(
+                problem
+            )  # not kept: no descriptor left, or a network's error, may be over at the next launch
         files = {file: self.place / name for file, name in names.items()}
-        self._opened[key] = (tuple(stamps), files)
-        return files
+        return self._opened.setdefault((key, tuple(stamps)), files)
+
+    def _since_opened(self, problem: Rejected) -> Rejected:
+        """Say of a problem that the whole bundle is another one now: copied or installed over the one in use."""
+        now = self._stamp(MANIFEST)
+        if isinstance(now, Rejected) or now == self._head:
+            return problem
+        return Rejected(f"{problem.reason}; the bundle was replaced after this process opened it", problem.kind)
 
     def _entry_problem(self, key: str, names: dict[str, str]) -> Rejected | None:
         contents = {}
@@ -271,4 +284,6 @@ def _loadable(where: str, needed: tuple[int, int], here: str) -> Accepted | Reje
 
 
 def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:  # O_NOFOLLOW
+        return "a symbolic link, which is not followed: copy the bundle with its files, as `cp -rL` does"
     return (isinstance(error, OSError) and error.strerror) or str(error)

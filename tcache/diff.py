@@ -1,4 +1,4 @@
-"""What differs between two bundles: launches, entries, best configs, native helpers, environment."""
+"""What differs between two bundles: launches, entries, best configs, native helpers, manifests, environment."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ class Difference:
         best: ``{"gpu", "kernel", "shape", "config", "ms"}`` of best configs that changed, each a pair.
         helpers: native helpers, as ``added``, ``removed`` or ``rebuilt``.
         environment: fields of the environment.
+        captured: ``{"entry", "kernel", "state"}`` of entries that no launch of a manifest reads, as ``added`` or
+            ``removed``.
+        manifests: ``{"path", "state"}`` of what they were packed from, as ``added``, ``removed`` or ``changed``: their
+            launches may be the same all the same.
+        files: other files of one name and other bytes, where nothing above says why.
     """
 
     added: list[dict[str, Any]] = field(default_factory=list)
@@ -43,6 +48,9 @@ class Difference:
     best: list[dict[str, Any]] = field(default_factory=list)
     helpers: list[dict[str, Any]] = field(default_factory=list)
     environment: Fields = field(default_factory=dict)
+    captured: list[dict[str, str]] = field(default_factory=list)
+    manifests: list[dict[str, str]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
@@ -59,14 +67,18 @@ def diff(a: Path, b: Path) -> Difference:
         one, other = Bundle(root_a), Bundle(root_b)
         index_a, index_b = one.index(), other.index()
         added, removed, changed = _launches(index_a, index_b)
+        best, captured = _best(_configs(one), _configs(other)), _captured(index_a, index_b)
         return Difference(
             added,
             removed,
             changed,
             _bytes(one, other),
-            _best(_configs(one), _configs(other)),
+            best,
             _helpers(one, other),
             _environment(one, other),
+            captured,
+            _manifests(one, other),
+            _files(one, other, said={"index.json": bool(added or removed or changed or captured), "store": bool(best)}),
         )
 
 
@@ -109,6 +121,8 @@ def _facts(index: Index, row: dict[str, Any]) -> dict[str, Any]:
     facts = index.facts.get(row["entry"], {})
     flat: dict[str, Any] = {"config": row["config"]}
     for name, value in facts.items():
+        if name == "launch":
+            continue  # the same arguments once more, for preloading
         if isinstance(value, dict):
             flat |= {f"{name.removesuffix('s')} {inner}": one for inner, one in value.items()}
         else:
@@ -180,6 +194,46 @@ def _helpers(a: Bundle, b: Bundle) -> list[dict[str, Any]]:
         if state is not None:
             rows.append({"name": helper.name, "source": source, "state": state})
     return rows
+
+
+def _captured(a: Index, b: Index) -> list[dict[str, str]]:
+    found = []
+    for index in (a, b):
+        read = {row["entry"] for row in index.launches}
+        found.append({entry: kernel for entry, kernel in index.kernels() if entry not in read})
+    ours, theirs = found
+    return [
+        {"entry": entry, "kernel": {**ours, **theirs}[entry], "state": "removed" if entry in ours else "added"}
+        for entry in sorted(ours.keys() ^ theirs.keys())
+    ]
+
+
+def _manifests(a: Bundle, b: Bundle) -> list[dict[str, str]]:
+    """Compare manifests by their path in the project; by their name where there is none."""
+    ours, theirs = (
+        {
+            str(row["path"] or row["file"].rpartition("/")[2].partition("-")[2]): (
+                bundle.files[row["file"]],
+                row["gpus"],
+            )
+            for row in bundle.manifests
+        }
+        for bundle in (a, b)
+    )
+    return [
+        {"path": path, "state": "removed" if path not in theirs else "added" if path not in ours else "changed"}
+        for path in sorted({*ours, *theirs})
+        if ours.get(path) != theirs.get(path)
+    ]
+
+
+def _files(a: Bundle, b: Bundle, said: dict[str, bool]) -> list[str]:
+    """Return files both have with other bytes, of those kinds of which nothing else was said."""
+    return [
+        name
+        for name in sorted(a.files.keys() & b.files.keys())
+        if said.get(name.partition("/")[0]) is False and a.files[name] != b.files[name]
+    ]
 
 
 def _environment(a: Bundle, b: Bundle) -> Fields:

@@ -72,6 +72,9 @@ def _argument_differences(name: str, wanted: dict[str, Any], packed: dict[str, A
     return found
 
 
+_ONE = "equal to 1"  # see tcache._triton.specialize.ONE
+
+
 class _Argument(NamedTuple):
     kind: str
     constant: Any
@@ -87,13 +90,17 @@ class _Argument(NamedTuple):
 
     @property
     def one(self) -> bool:
-        """Whether an integer that is 1 was compiled in; Triton shows it as a constexpr of that value."""
-        return self.kind == "constexpr" and type(self.constant) is int and self.constant == 1
+        """Whether an integer that is 1 was compiled in; Triton shows it as a constexpr of that value. Of a parameter
+        with a type it only tells that it is 1.
+        """
+        return _ONE in self.attributes or (
+            self.kind == "constexpr" and type(self.constant) is int and self.constant == 1
+        )
 
     @property
     def shown(self) -> str:
         if self.kind != "constexpr":
-            return self.kind
+            return f"{self.kind} {_ONE}" if self.one else self.kind
         return f"{self.constant} (compiled in)" if self.one else str(self.constant)
 
 

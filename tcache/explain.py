@@ -119,12 +119,12 @@ def explain_entry(key: str, compilation: Compilation | None, active: Active, ref
             elif not rows:
                 hint = "pack with the service's own Triton, unedited: warm up and pack again, or install the one packed"
         elif refused:
-            hint = _COPY_AGAIN
+            hint = _RESTART if all("was replaced after" in reason for reason in refused) else _COPY_AGAIN
         else:
             reasons.append("kernel")
             details.append(f"no entry of this kernel is packed in {_bundles(active)}")
         if not refused:
-            manifest, lines = _coverage(kernel, near)
+            manifest, lines = _coverage(wanted, near)
             details += lines
     reasons += [row.kind for row in active.skipped]
     return CacheMiss(
@@ -148,6 +148,7 @@ def _facts(compilation: Compilation | None) -> dict[str, Any] | None:
 
 
 _COPY_AGAIN = "the bundle is not what was packed: copy it again, and see `tcache verify`"
+_RESTART = "start the process again: it has the old bundle's list of files"
 
 
 def _near_details(near: _Near, rows: list[Difference]) -> list[str]:
@@ -170,9 +171,9 @@ def _environment_differences(near: _Near) -> list[Difference]:
     ]
 
 
-def _coverage(kernel: str, near: _Near | None) -> tuple[str, list[str]]:
+def _coverage(wanted: dict[str, Any], near: _Near | None) -> tuple[str, list[str]]:
     """Return the manifest lines that cover the launch under way, and the same with an introduction."""
-    launch = launch_in_progress()
+    kernel, launch = wanted["kernel"], launch_in_progress()
     if launch is None:
         return "", [
             "the launch cannot be spelled out: `tcache record` writes what a running program launches",
@@ -185,7 +186,11 @@ def _coverage(kernel: str, near: _Near | None) -> tuple[str, list[str]]:
         place, _, attribute = near.ref.rpartition(":")
         ref = f"{place}:{qualname}"
         wrapper = near.ref if attribute != qualname else None
-    lines = manifest_lines(ref, launch.arguments, filled=launch.filled, grid=launch.grid)
+    # a manifest names arguments, and one that is called num_warps, say, is then that option too
+    options = wanted["options"]
+    unlike = [name for name, value in launch.arguments.items() if name in options and options[name] != value]
+    spelled = launch.named.issuperset(unlike)
+    lines = manifest_lines(ref, launch.arguments, filled=launch.filled, grid=launch.grid) if spelled else ""
     found = [f"covered by a further case of `call: {wrapper}`"] if wrapper else []
     if lines:
         introduction = "or, spelled out, by these lines of a manifest" if wrapper else "manifest lines that cover it"

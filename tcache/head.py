@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -141,6 +143,23 @@ def _inside(name: str) -> str:
     return name
 
 
+_ENTRY = re.compile(r"[A-Z2-7]{52}")
+
+
+def _no_bundle(root: Path) -> BundleError:
+    """Say of a directory without ``bundle.json`` what it is instead, as far as that can be told."""
+    hint = "give a directory that `tcache pack` wrote"
+    if not root.exists():
+        return BundleError(f"{root}: not a bundle: there is no such directory", hint)
+    if (root / "oci-layout").is_file():
+        what = "an image layout: a service reads the bundle in the unpacked image, at /opt/tcache/<name>"
+        return BundleError(f"{root}: not a bundle: {what}")
+    some = itertools.islice(root.glob("*"), 32)  # a name given by mistake may be of a large place
+    if any(next(child.glob("__grp__*.json"), None) is not None for child in some if _ENTRY.fullmatch(child.name)):
+        return BundleError(f"{root}: not a bundle: a cache of Triton's: name it with TRITON_CACHE_DIR")
+    return BundleError(f"{root}: not a bundle: no {MANIFEST}", hint)
+
+
 def _load_json(path: Path) -> dict[str, Any]:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -152,9 +171,7 @@ def _load_json(path: Path) -> dict[str, Any]:
             text = file.read(_LARGEST_JSON)
         data = parse_json(text)
     except FileNotFoundError as error:
-        raise BundleError(
-            f"{path.parent}: not a bundle: no {path.name}", "give a directory that `tcache pack` wrote"
-        ) from error
+        raise _no_bundle(path.parent) from error
     except NotADirectoryError as error:
         wheel = path.parent.suffix == ".whl"
         wanted = "a wheel: install it with pip, and it is found by itself" if wheel else "a file, expected a directory"

@@ -2,7 +2,9 @@
 
     schema     1
     options    compile options that all entries share, said once
-    entries    entry name -> facts, see :func:`tcache.explain.facts_of`, with the options that are not shared
+    entries    entry name -> facts, see :func:`tcache.explain.facts_of`, with the options that are not shared;
+               ``direct``: whether launches are answered from here (:mod:`tcache.prebaked`); ``launch``: one of them,
+               where types do not say enough to preload (:func:`tcache.standin.described_launch`)
     launches   rows of gpu (its name), ref (the manifest's), shape (key as text, null without autotuner),
                config (key as text, null without autotuner) and entry
 

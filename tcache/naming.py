@@ -6,12 +6,14 @@ its file, relative to a folder, so that nobody has to put the project on ``sys.p
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-__all__ = ["dotted_name", "module_of", "ref_of"]
+__all__ = ["dotted_name", "found_again", "module_named", "module_of", "ref_of", "values_in"]
 
 _MAINS = ("__main__", "__mp_main__")
 
@@ -38,6 +40,24 @@ def module_of(function: Any) -> str:
     return _real_name(name, Path(path)) if path else name
 
 
+def module_named(name: str) -> ModuleType:
+    """Return the module of a name, importing it if need be: the running script under the name it has for tools.
+
+    Importing a script again would run it again, and its kernels there are not those that it launches.
+    """
+    for main in _MAINS:
+        module = sys.modules.get(main)
+        path = getattr(module, "__file__", None)
+        if module is not None and path and _real_name(main, Path(path)) == name:
+            return module
+    return sys.modules.get(name) or importlib.import_module(name)
+
+
+def values_in(module: Any) -> list[Any]:
+    """Return what a module holds, without asking it: one that loads lazily would then load."""
+    return list(object.__getattribute__(module, "__dict__").values()) if isinstance(module, ModuleType) else []
+
+
 def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
     """Return the ref of a kernel object, and why it cannot be found again under it (None when it can).
 
@@ -48,7 +68,7 @@ def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
         folder: what a file's path shall be relative to.
     """
     module = sys.modules.get(str(function.__module__))
-    attribute = _attribute(module, kernel, str(function.__qualname__)) if module is not None else None
+    attribute = found_again(kernel, function)
     code = getattr(function, "__code__", None)
     path = str(getattr(module, "__file__", None) or getattr(code, "co_filename", ""))
     where = _module_ref(str(function.__module__), path, folder)
@@ -60,6 +80,16 @@ def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
     if not os.path.isfile(path):
         return f"{where}:{attribute}", "the kernel cannot be imported: its module has no file"
     return f"{where}:{attribute}", None
+
+
+def found_again(kernel: Any, function: Any) -> str | None:
+    """Return the dotted name, in its function's module, under which a kernel, function or class is found again.
+
+    Args:
+        kernel, function: see :func:`ref_of`.
+    """
+    module = sys.modules.get(str(function.__module__))
+    return None if module is None else _attribute(module, kernel, str(function.__qualname__))
 
 
 def _module_ref(name: str, path: str, folder: Path) -> str:

@@ -28,7 +28,7 @@ from tcache.explain import explain_entry, explain_helper
 from tcache.startup import missed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tcache.bundle import Bundle
 
@@ -46,6 +46,22 @@ def only_packed() -> Iterator[None]:
         yield
     finally:
         _strict.on = before
+
+
+class _Packed(dict[str, str]):
+    """An entry's files as Triton is given them: name -> path.
+
+    Attributes:
+        bundle: the bundle they are in.
+        files: what it answered, the same object for as long as the files are those whose digests were compared.
+    """
+
+    def __init__(self, bundle: Bundle, files: dict[str, Path]) -> None:
+        super().__init__({name: str(path) for name, path in files.items()})
+        self.bundle, self.files = bundle, files
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)  # torch's compile workers send kernels to their parent, which reads nothing any more
 
 
 class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstream is untyped
@@ -92,15 +108,10 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
                 refused.append(found.reason)
             elif found is not None:
                 count("entries")
-                return {name: str(path) for name, path in found.items()}
-        count("refused", len(refused))
-        for reason in refused:
-            _log.warning("tcache: entry %s is not used: %s", self.key, reason)
+                return _Packed(bundle, found)
+        _refused(self.key, refused)
         if self._frozen():
-            miss = explain_entry(self.key, compile_in_progress(), active(), tuple(refused))
-            missed(miss.message)
-            count_miss(miss.reasons)
-            raise miss
+            raise _missed(self.key, refused)
         count("compiled")
         return self._below().get_group(filename)  # type: ignore[no-any-return]
 
@@ -118,6 +129,51 @@ class OverlayCacheManager(_cache.CacheManager):  # type: ignore[misc]  # upstrea
         if self._frozen():
             raise _unwritten(filename)
         return str(self._below().put_group(filename, group))
+
+
+def _refused(key: str, reasons: list[str]) -> None:
+    count("refused", len(reasons))
+    for reason in reasons:
+        _log.warning("tcache: entry %s is not used: %s", key, reason)
+
+
+def _missed(key: str, refused: list[str]) -> CacheMiss:
+    miss = explain_entry(key, compile_in_progress(), active(), tuple(refused))
+    missed(miss.message)
+    count_miss(miss.reasons)
+    return miss
+
+
+def _read(kernel: Any, group: dict[str, str], error: Exception | None, again: Callable[[dict[str, str]], None]) -> None:
+    """See to it that what Triton read is what was compared: a bundle may change, or go, in between.
+
+    What changed is read again if it is intact; else it is a miss, or what the layer below has, or is compiled.
+    """
+    for _ in range(_READS):
+        if not isinstance(group, _Packed):
+            break
+        key = next(iter(group.files.values())).parent.name
+        found = group.bundle.entry_files(key)
+        if found is group.files:
+            break
+        if isinstance(found, dict):
+            group, error = _Packed(group.bundle, found), None
+            try:
+                again(group)
+            except Exception as problem:  # changed once more
+                error = problem
+            continue
+        _refused(key, [found.reason] if found is not None else [])
+        compilation = compile_in_progress()
+        if _refusing() or compilation is None:
+            raise _missed(key, [found.reason] if found is not None else []) from error
+        vars(kernel).update(vars(compilation.run()))  # asks again, and is not given these files
+        return
+    if error is not None:
+        raise error
+
+
+_READS = 3
 
 
 def _unwritten(filename: str) -> CacheMiss:
@@ -164,6 +220,7 @@ def _answer_for_helpers() -> None:
     if not _answering:
         _answering = True
         _previous = _cache.set_build_impl(_build)
+        _cache.see_reads(_read)
         _cache.spare_platform_search()
         if active().mode == "frozen":  # nothing will be linked
             _cache.skip_driver_search()

@@ -78,7 +78,8 @@ class Prebaked:
         kernel = self._kernel(function, made)
         if kernel is None:
             return None
-        depends = self._globals[id(function)][1]
+        known = self._globals.get(id(function))  # gone where another thread has just emptied a full memory
+        depends = constants_read(function) if known is None else known[1]
         for space, name, value in depends:
             now = space.get(name, _MISSING)
             if now is not value and now != value:
@@ -107,14 +108,20 @@ class Prebaked:
         key = base64.b32decode(entry + "=" * (-len(entry) % 8)).hex()
         try:
             kernel = compiled(function, made, {name: str(path) for name, path in files.items()}, key)
-        except OSError:
-            return None  # gone since it was looked at
+        except Exception:
+            if bundle.entry_files(entry) is files:
+                raise
+            return None  # gone, or another, since it was looked at
+        if bundle.entry_files(entry) is not files:
+            return None
         with self._lock:
             if len(self._kernels) >= _LARGEST:
                 self._kernels.clear()
                 self._globals.clear()
-            self._kernels[place] = kernel
+            kept = self._kernels.setdefault(place, kernel)  # two threads may have met the same launch first
             self._globals.setdefault(id(function), (function, constants_read(function)))
+        if kept is not kernel:
+            return kept
         count("entries")
         count("prebaked")
         return kernel
@@ -164,13 +171,14 @@ class Prebaked:
             if self._indexes is None:
                 here = distribution()
                 self._variables = key_environment()
-                self._indexes = []
+                found = []  # other threads look at the whole without the lock
                 for bundle in self._settings.bundles:
                     problem = not_usable(bundle, here)
                     if problem is None:
-                        self._indexes.append((bundle, _by_name(bundle)))
+                        found.append((bundle, _by_name(bundle)))
                     elif bundle.environment.distribution:
                         self._settings.notice(f"tcache: {bundle.root}: first launches take Triton's way: {problem}")
+                self._indexes = found
         return self._indexes
 
 
@@ -201,12 +209,13 @@ _MISSING = object()
 
 
 _current: tuple[Active, Prebaked] | None = None
+_making = threading.Lock()
 
 
 def _after_fork() -> None:
-    """Start anew in a forked child: another thread may have held the lock, and no kernel is on its GPU."""
-    global _current  # noqa: PLW0603
-    _current = None
+    """Start anew in a forked child: another thread may have held a lock, and no kernel is on its GPU."""
+    global _current, _making
+    _current, _making = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -219,6 +228,10 @@ def prebaked() -> Prebaked | None:
     settings = active()
     if not settings.bundles:
         return None
-    if _current is None or _current[0] is not settings:
-        _current = settings, Prebaked(settings)
-    return _current[1]
+    known = _current
+    if known is None or known[0] is not settings:
+        with _making:
+            known = _current
+            if known is None or known[0] is not settings:
+                known = _current = settings, Prebaked(settings)
+    return known[1]

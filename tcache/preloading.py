@@ -7,30 +7,26 @@ binder makes of stand-ins for the arguments.
 
 from __future__ import annotations
 
-import ast
 import fnmatch
-import importlib
-import math
-import re
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tcache._triton.driver import current_target
-from tcache._triton.kernels import is_kernel, jit_of
-from tcache._triton.literals import tensor_descriptor
+from tcache._triton.kernels import KernelInterface, is_kernel, jit_of
 from tcache._triton.load import load_bound
-from tcache._triton.mock import MockTensor
 from tcache.active import active
 from tcache.autotuner import Autotuner
 from tcache.counters import count
-from tcache.errors import BundleError, GPUMissing, KernelError, TcacheError, UnsupportedValue
+from tcache.errors import BundleError, GPUMissing, KernelError, TcacheError
+from tcache.naming import module_named, values_in
 from tcache.overlay import install, only_packed
 from tcache.prebaked import prebaked
+from tcache.standin import stand_ins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tcache.bundle import Bundle
 
@@ -82,8 +78,8 @@ def preload(kernels: str | Sequence[str] | None = None) -> Preloaded:
 
     Returns:
         What was loaded and how long it took, and what was not and why: a kernel whose module is absent, an entry that
-        is damaged or whose source was edited, an argument of a kind that has no stand-in, as a named tuple. Nothing is
-        compiled.
+        is damaged or whose source was edited, an argument of a kind that nothing stands for, as a function that was
+        made inside another. Nothing is compiled.
 
     Raises:
         GPUMissing: there is no GPU.
@@ -98,10 +94,13 @@ def preload(kernels: str | Sequence[str] | None = None) -> Preloaded:
     install()
     loaded: list[Loaded] = []
     failed: list[Failed] = []
-    for bundle, kernel, entry, facts in _wanted(target, patterns, failed):
+    wanted = list(_wanted(target, patterns, failed))
+    places = _Places(kernel for _, kernel, *_ in wanted)
+    for bundle, kernel, entry, facts in wanted:
         started = time.perf_counter()
         try:
-            _load(bundle, kernel, entry, facts)
+            for place in places.of(kernel):
+                place.load(bundle, facts, entry)
         except TcacheError as error:
             failed.append(Failed(kernel, entry, error.message))
         except Exception as error:  # what a module does when imported, or the driver when it loads
@@ -134,91 +133,92 @@ def _wanted(
                 yield bundle, kernel, entry, facts
 
 
-def _load(bundle: Bundle, kernel: str, entry: str, facts: dict[str, Any]) -> None:
-    function, served = _function(kernel)
-    packed = prebaked() if served else None
-    if packed is not None and packed.preload(function, facts, bundle, entry):
-        return
-    arguments = {name: stand_in(facts["signature"].get(name, "constexpr"), name, facts) for name in function.arg_names}
-    with only_packed():
-        load_bound(function, arguments, dict(facts.get("given", ())))
+class _Place(NamedTuple):
+    """Where launches of a kernel look for it.
+
+    Attributes:
+        function: the jit function.
+        by_index, by_name: among what the index answers, and in Triton's own memory.
+    """
+
+    function: Any
+    by_index: bool
+    by_name: bool
+
+    def load(self, bundle: Bundle, facts: dict[str, Any], entry: str) -> None:
+        packed = prebaked() if self.by_index else None
+        if packed is not None and packed.preload(self.function, facts, bundle, entry) and not self.by_name:
+            return
+        args, kwargs = stand_ins(self.function, facts)
+        with only_packed():
+            load_bound(self.function, args, kwargs)
 
 
-def _function(kernel: str) -> tuple[Any, bool]:
-    """Return a kernel's jit function, and whether an autotuner of tcache's launches it."""
-    module_name, _, qualname = kernel.rpartition(":")
-    module = sys.modules.get(module_name) or importlib.import_module(module_name)
-    found: Any = module
-    for name in qualname.split("."):
-        found = getattr(found, name, None)
-    # decorators may hide a kernel behind another name: a module then keeps it under that
-    for value in (found, *vars(module).values()):
-        if is_kernel(value):
-            function = jit_of(value)
-            if getattr(getattr(function, "fn", None), "__qualname__", None) == qualname:
-                return function, _is_served(value)
-    raise KernelError(f"{module_name} has no kernel {qualname!r}", "preload where the kernels are importable")
-
-
-def _is_served(value: Any) -> bool:
-    while value is not None and not isinstance(value, Autotuner):
-        value = getattr(value, "fn", None) if is_kernel(value) else None
-    return value is not None
-
-
-_TORCH = {
-    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8e4nv": "float8_e4m3fn",
-    "fp8e5": "float8_e5m2", "fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz", "i1": "bool", "u1": "bool",
-    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}, **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
-}  # fmt: skip
-"""Triton's element types -> torch's names."""
-
-
-def stand_in(kind: str, name: str, facts: dict[str, Any]) -> Any:
-    """Return a value that Triton's binder specializes to the given type.
+class _Places:
+    """Imports kernels, and finds what launches them: an autotuner may be in another module than its kernel.
 
     Args:
-        kind: the type in Triton's signature: ``*bf16``, ``i32``, ``tensordesc<bf16[64, 64]>``, ``('i32', '*fp32')``.
-        name: the argument; of a tuple's member ``name.0``.
-        facts: what the index says of the launch: ``constants`` has the values of constexprs, and in ``attributes``
-            stands which pointers and integers are divisible by 16.
-
-    Raises:
-        UnsupportedValue: there is none for such a type.
+        kernels: ``module:qualname`` of each.
     """
-    if kind == "constexpr":
-        return facts["constants"].get(name)
-    if kind.startswith("("):
-        members = _members(kind)
-        if members is not None:
-            return tuple(stand_in(str(one), f"{name}.{place}", facts) for place, one in enumerate(members))
-    divisible = "tt.divisibility=16" in facts["attributes"].get(name, ())
-    if kind.startswith("*"):
-        element = kind.removeprefix("*").removeprefix("k")
-        if element in _TORCH:
-            return MockTensor(_TORCH[element], (16,), (1,), 16 if divisible else 8)
-    elif found := _DESCRIPTOR.fullmatch(kind):
-        block = [int(size) for size in found[2].split(",")]
-        if found[1] in _TORCH:
-            strides = [math.prod(block[place + 1 :]) * 16 for place in range(len(block) - 1)]  # of 16 bytes or more
-            base = MockTensor(_TORCH[found[1]], tuple(block), (*strides, 1))
-            return tensor_descriptor(base, block, [*strides, 1], block, "zero")
-    elif kind in ("i1", "u1"):
-        return True
-    elif kind[:1] in ("i", "u") and kind[1:].isdigit():
-        least = {"i64": 1 << 40, "u64": 1 << 63}.get(kind, 16)  # the smallest type that holds a value is its type
-        return least if divisible else least + 2
-    elif kind in _TORCH:
-        return 2.5
-    raise UnsupportedValue(f"an argument of type {kind} has no stand-in: its kernel loads when it is first launched")
+
+    def __init__(self, kernels: Iterable[str]) -> None:
+        self._found: dict[str, list[_Place] | Exception] = {}
+        exposed: dict[str, list[Any]] = {}
+        for kernel in dict.fromkeys(kernels):
+            try:
+                exposed[kernel] = _exposed(kernel)
+            except Exception as error:  # what a module does when imported
+                self._found[kernel] = error
+        tuners = _tuners()
+        for kernel, values in exposed.items():
+            functions = {id(function): function for function in map(jit_of, values)}
+            bare = {id(jit_of(value)) for value in values if _tuner(value) is None}
+            self._found[kernel] = [
+                _Place(function, any(index for index, _ in ways), key in bare or any(name for _, name in ways))
+                for key, function in functions.items()
+                for ways in [[tuner.ways() for tuner in tuners.get(key, ())]]
+            ]
+
+    def of(self, kernel: str) -> list[_Place]:
+        """Return the places of a kernel; raise why there is none."""
+        found = self._found[kernel]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
-_DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[(\d+(?:, ?\d+)*)\]>")
+def _exposed(kernel: str) -> list[Any]:
+    """Return what a kernel's module has of it: the jit function, or what decorates it, under whatever names."""
+    module_name, _, qualname = kernel.rpartition(":")
+    module = module_named(module_name)
+    named: Any = module
+    for name in qualname.split("."):
+        named = getattr(named, name, None)
+    values = {id(value): value for value in (named, *vars(module).values()) if is_kernel(value)}
+    functions = [(value, jit_of(value)) for value in values.values()]
+    found = [value for value, function in functions if _qualname(function) == qualname]
+    if not found:
+        raise KernelError(f"{module_name} has no kernel {qualname!r}", "preload where the kernels are importable")
+    return found
 
 
-def _members(kind: str) -> tuple[Any, ...] | None:
-    try:
-        found = ast.literal_eval(kind)
-    except (ValueError, SyntaxError):
-        return None  # a named tuple's
-    return found if isinstance(found, tuple) else None
+def _qualname(function: Any) -> str | None:
+    return getattr(getattr(function, "fn", None), "__qualname__", None)
+
+
+def _tuners() -> dict[int, list[Autotuner]]:
+    """Return the autotuners of tcache's in the modules that are loaded, by the identity of their jit functions."""
+    found: dict[int, dict[int, Autotuner]] = {}
+    for module in list(sys.modules.values()):
+        for value in values_in(module):
+            # by type, since lazy objects in modules load when they are asked
+            tuner = _tuner(value) if issubclass(type(value), KernelInterface) else None
+            if tuner is not None:
+                found.setdefault(id(jit_of(tuner)), {})[id(tuner)] = tuner
+    return {key: list(tuners.values()) for key, tuners in found.items()}
+
+
+def _tuner(value: Any) -> Autotuner | None:
+    while value is not None and not isinstance(value, Autotuner):
+        value = getattr(value, "fn", None) if is_kernel(value) else None
+    return value

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from tcache._triton.cache import compile_events
 from tcache._triton.distribution import distribution
-from tcache._triton.kernels import Heuristics, through_decorators
+from tcache._triton.kernels import Heuristics, jit_of, through_decorators
+from tcache._triton.load import forget_kernels
 from tcache._triton.native import helper_sources
 from tcache._triton.probe import compilation_of
 from tcache._triton.specialize import specialize, unusual
@@ -156,6 +157,7 @@ class _Witness:
     def examine(self, launch: Launch) -> str | None:
         """Go through one launch on every way that a service may take; return why it missed, None for a hit."""
         try:
+            forget_kernels(jit_of(launch.kernel))
             kernel = launch.kernel.run(*launch.args, grid=(1, 1, 1), warmup=True, **launch.kwargs)
             entry = _entry_of(kernel)
             if entry not in self._entries:

@@ -17,6 +17,7 @@ from tcache.keys.config import config_key, space_identity
 from tcache.keys.source import source_identity
 from tcache.lookup import kernel_of, lookup, named_arguments
 from tcache.replay import launches, machine
+from tcache.standin import described_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +50,7 @@ class Resolved:
         space: identity of the autotuner's config space now.
         direct: whether tcache specializes the launch as Triton does, so that the entry may be found without Triton.
         tuning: the autotuner that chose the config, and its arguments: Triton names its own record after them.
+        launch: the launch described, where its types do not say enough, see :func:`tcache.standin.described_launch`.
     """
 
     gpu: GPU
@@ -63,6 +65,7 @@ class Resolved:
     space: str | None = None
     direct: bool = False
     tuning: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
+    launch: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def entry(self) -> str:
@@ -205,9 +208,12 @@ def _resolve_launch(
                 notice = "recorded from another source: the kernel, or a global it reads, is not the same here"
             kernel = f"{function.fn.__module__}:{function.fn.__qualname__}"
             key = sys.intern(config_key(config)) if config is not None else None
+            made = specialize(function, launch.args, kwargs)
+            direct = _agrees(function, compilation, made)
+            described = described_launch(function, launch.args, kwargs, made if direct else None)
             yield Resolved(
                 gpu, sys.intern(kernel), choice.shape, key, choice.tuned, notice, compilation, launch.where, launch.ref,
-                choice.space, _agrees(function, compilation, specialize(function, launch.args, kwargs)), choice.tuning,
+                choice.space, direct, choice.tuning, described,
             )  # fmt: skip
     except TcacheError:
         raise

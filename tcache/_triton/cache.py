@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
+from triton.compiler.compiler import CompiledKernel
 from triton.runtime.cache import CacheManager, FileCacheManager
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = [
     "cache_directory",
     "compile_events",
     "platform_key",
+    "see_reads",
     "set_build_impl",
     "set_manager",
     "spare_platform_search",
@@ -71,6 +73,31 @@ def build_natively(
 
     with without_build_impl():
         return str(build._build(name, src, srcdir, library_dirs, include_dirs, libraries, []))
+
+
+def see_reads(seen: Callable[[Any, dict[str, str], Exception | None, Callable[[dict[str, str]], None]], None]) -> None:
+    """Have ``seen(kernel, group, error, again)`` told after Triton has read an entry's files, in all of this process.
+
+    A cache manager answers with paths, and ``CompiledKernel`` reads them later: only there does it show whether they
+    could still be read. ``error`` is what came of it, None when nothing did, and ``seen`` raises it or another;
+    ``again(group)`` reads other files into the same kernel.
+    """
+    upstream = CompiledKernel.__init__
+
+    def __init__(self: Any, src: Any, metadata_group: dict[str, str], hash: Any) -> None:  # noqa: A002, N807
+        self.module = None  # what ``__del__`` asks for, also of a kernel that could not be read
+
+        def read(group: dict[str, str]) -> None:
+            upstream(self, src, group, hash)
+
+        problem = None
+        try:
+            read(metadata_group)
+        except Exception as error:  # for the listener to raise
+            problem = error
+        seen(self, metadata_group, problem, read)
+
+    CompiledKernel.__init__ = __init__
 
 
 @contextlib.contextmanager

@@ -43,22 +43,25 @@ class MockTensor:
         shape: sizes in elements.
         stride: strides in elements.
         address: what ``data_ptr()`` answers, in bytes; only its divisibility by 16 matters.
+        storage: what ``ptr_range()`` answers, in bytes: AMD's backend asks whether it is more than 2 GiB.
     """
 
     is_cuda = True
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], address: int = 0) -> None:
+    def __init__(
+        self, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], address: int = 0, storage: int = 0
+    ) -> None:
         self.dtype = MockDType(dtype)
         self.shape = shape
         self._stride = stride
         self._address = address
+        self._storage = storage
 
     def data_ptr(self) -> int:
         return self._address
 
-    @staticmethod
-    def ptr_range() -> int:
-        return 0
+    def ptr_range(self) -> int:
+        return self._storage
 
     def stride(self, dim: int | None = None) -> tuple[int, ...] | int:
         return self._stride if dim is None else self._stride[dim]

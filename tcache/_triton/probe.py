@@ -23,6 +23,7 @@ from triton.runtime.driver import driver as _driver
 from tcache._triton.ahead import key_begun
 from tcache._triton.driver import stub
 from tcache._triton.kernels import Autotuner, Heuristics, JITFunction
+from tcache._triton.specialize import ONE, is_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,9 +122,10 @@ class Compilation:
         """Return what Triton's binder made of the arguments, as named JSON values.
 
         Keys: ``signature`` (argument -> type), ``constants`` (argument -> value) and ``attributes``
-        (argument -> list of properties such as ``tt.divisibility=16``).
+        (argument -> list of properties such as ``tt.divisibility=16``, or :data:`tcache._triton.specialize.ONE`).
         """
         names = list(self.source.fn.arg_names)
+        typed = [number for number, parameter in enumerate(self.source.fn.params) if is_typed(parameter)]
         return {
             "signature": {name: str(kind) for name, kind in self.source.signature.items()},
             "constants": {_path(names, path): _plain(value) for path, value in self.source.constants.items()},
@@ -131,7 +133,8 @@ class Compilation:
                 _path(names, path): [f"{name}={value}" for name, value in found]
                 for path, found in self.source.attrs.items()
                 if found
-            },
+            }
+            | {names[number]: [ONE] for number in typed if (number,) not in self.source.attrs},
         }
 
 
@@ -145,8 +148,8 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    if hasattr(value, "cache_key"):  # a jit function passed as a constant
-        return f"{value.__module__}.{value.__qualname__}"
+    if hasattr(value, "cache_key"):  # a jit function passed as a constant: its text and line are in the entry's name
+        return f"{value.__module__}.{value.__qualname__} {value.cache_key[:12]}"
     return str(value)
 
 
@@ -228,12 +231,14 @@ class LaunchSeen:
         arguments: every argument by name, defaults included, and compile options that the caller stated.
         filled: names of arguments that an autotuner's config or a heuristic filled in.
         grid: the grid, None where it cannot be told.
+        named: names of what was given by name.
     """
 
     function: Any
     arguments: dict[str, Any]
     filled: frozenset[str]
     grid: tuple[int, ...] | None
+    named: frozenset[str] = frozenset()
 
 
 def launch_in_progress() -> LaunchSeen | None:
@@ -258,7 +263,8 @@ def launch_in_progress() -> LaunchSeen | None:
         return None
     bound = launch["bound_args"]
     stated = {name: value for name, value in launch["kwargs"].items() if name in _STATED and value is not None}
-    return LaunchSeen(launch["self"], {**bound, **stated}, frozenset(filled), _grid_of(launch["grid"], bound))
+    named = frozenset(launch["kwargs"])
+    return LaunchSeen(launch["self"], {**bound, **stated}, frozenset(filled), _grid_of(launch["grid"], bound), named)
 
 
 _STATED = ("num_warps", "num_stages", "num_ctas", "maxnreg")

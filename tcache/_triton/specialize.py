@@ -11,6 +11,7 @@ Source: ``handle_*`` in ``python/src/specialize.cc`` and ``create_function_from_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Any
 
 import triton
@@ -21,11 +22,22 @@ from triton.compiler.compiler import ASTSource, CompiledKernel, make_backend
 from triton.runtime.driver import driver as _driver
 from triton.runtime.jit import JITFunction
 
-__all__ = ["Specialized", "compiled", "launch", "specialize", "unusual"]
+__all__ = ["ONE", "Specialized", "compiled", "is_typed", "launch", "specialize", "unusual"]
 
 _TEXT_IS_A_PROPERTY = triton.__version__.startswith("3.6.")
-"""3.6 also reads strings passed as constexpr for properties: one with a D in it is "divisible by 16", in the entry's key
-too. Since 3.7 ``JITFunction._pack_args`` leaves constexprs out."""
+"""3.6 also reads strings passed as constexpr for properties: one with a D in it is "divisible by 16", in the entry's
+key too. Since 3.7 ``JITFunction._pack_args`` leaves constexprs out."""
+
+
+ONE = "equal to 1"
+"""Property, among the facts of a launch, of an argument that upstream has no list of properties for although it is
+specialized: a parameter with a type keeps that type where the value is 1, and the entry's key tells the two apart."""
+
+
+def is_typed(parameter: Any) -> bool:
+    """Return whether a parameter states a type that upstream specializes on properties all the same."""
+    kind = parameter.annotation_type
+    return bool(kind) and kind != "u1" and kind[:2] not in ("fp", "bf") and not parameter.do_not_specialize
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class Specialized:
         constants: parameter -> value of those whose type is ``constexpr``.
         divisible: parameters that upstream holds for divisible by 16.
         options: compile options as the backend completes them.
+        ones: parameters with a type whose value is 1, see :data:`ONE`.
     """
 
     bound: dict[str, Any]
@@ -45,13 +58,14 @@ class Specialized:
     constants: dict[str, Any]
     divisible: tuple[str, ...]
     options: dict[str, Any]
+    ones: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return this as named JSON values, equal to what :func:`tcache.explain.facts_of` says of Triton's own."""
         return {
             "signature": self.signature,
             "constants": {name: _plain(value) for name, value in self.constants.items()},
-            "attributes": {name: ["tt.divisibility=16"] for name in self.divisible},
+            "attributes": {name: ["tt.divisibility=16"] for name in self.divisible} | {n: [ONE] for n in self.ones},
             "options": {
                 name: _plain_option(value) for name, value in sorted(self.options.items()) if name != "extern_libs"
             },
@@ -67,39 +81,64 @@ def specialize(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             ``warmup`` not.
 
     Returns:
-        None for what is not known here: other kinds of arguments, targets other than CUDA, names that do not bind.
+        None for what is not known here: other kinds of arguments and of parameters, targets other than CUDA, names that
+        do not bind.
     """
     target = _driver.active.get_current_target()
-    if target.backend != "cuda" or len(args) > len(function.params) or "extern_libs" in kwargs:
+    if target.backend != "cuda" or "extern_libs" in kwargs:
+        return None
+    found = _bound(function, args, kwargs)
+    if found is None:
+        return None
+    bound, rest = found
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    divisible, ones = [], []
+    for parameter, (name, value) in zip(function.params, bound.items(), strict=True):
+        kind = _specialized(parameter, value)
+        if kind is None:
+            return None
+        signature[name] = kind[0]
+        if kind[0] == "constexpr":
+            constants[name] = value
+            if _TEXT_IS_A_PROPERTY and type(value) is str and "D" in value:
+                divisible.append(name)
+        elif kind[1] == "D":
+            divisible.append(name)
+        elif not isinstance(kind[1], str) and is_typed(parameter):
+            ones.append(name)
+    options = _options(function, kwargs, target)
+    if not options.keys() >= rest:
+        return None
+    return Specialized(bound, signature, constants, tuple(divisible), options, tuple(ones))
+
+
+def _bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], set[str]] | None:
+    """Return the arguments by name, in the order of the parameters, and the names of what is left. None: not bound."""
+    if len(args) > len(function.params) or not all(map(_is_plain, function.params)):
         return None
     given = {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
     if len(given) != len(args) + len(kwargs):
         return None
     bound: dict[str, Any] = {}
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    divisible = []
     for parameter in function.params:
-        name = parameter.name
-        if name in given:
-            value = given.pop(name)
-        elif parameter.has_default:
-            value = parameter.default
-        else:
+        if parameter.name not in given and not parameter.has_default:
             return None
-        found = _specialized(parameter, value)
-        if found is None:
-            return None
-        bound[name] = value
-        signature[name] = found[0]
-        if found[0] == "constexpr":
-            constants[name] = value
-            if _TEXT_IS_A_PROPERTY and type(value) is str and "D" in value:
-                divisible.append(name)
-        elif found[1] == "D":
-            divisible.append(name)
-    options = _options(function, given, target)
-    return None if options is None else Specialized(bound, signature, constants, tuple(divisible), options)
+        bound[parameter.name] = given.get(parameter.name, parameter.default)
+    return bound, given.keys() - bound.keys()
+
+
+def _is_plain(parameter: Any) -> bool:
+    """Return whether a parameter takes a value by position or name, and not one that upstream puts there itself.
+
+    3.9 refuses what is only named when it is given by position, where earlier releases take it.
+    """
+    kind = parameter._param.kind
+    return kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) and parameter.name not in _IMPOSED
+
+
+_IMPOSED = ("debug", "instrumentation_mode", "fpsan_homomorphic_casts")
+"""What ``JITFunction.run`` adds to the keyword arguments."""
 
 
 def _specialized(parameter: Any, value: Any) -> tuple[str, Any] | None:
@@ -157,13 +196,13 @@ def _is_constant(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _options(function: Any, given: dict[str, Any], target: GPUTarget) -> dict[str, Any] | None:
-    asked = {**given, "debug": given.get("debug", function.debug) or knobs.runtime.debug}
+def _options(function: Any, kwargs: dict[str, Any], target: GPUTarget) -> dict[str, Any]:
+    # all of them: an argument that is given by name is also the option of that name, such as a kernel's num_warps
+    asked = {**kwargs, "debug": kwargs.get("debug", function.debug) or knobs.runtime.debug}
     asked["instrumentation_mode"] = knobs.compilation.instrumentation_mode
     if hasattr(type(knobs.compilation), "fpsan_homomorphic_casts"):
         asked["fpsan_homomorphic_casts"] = knobs.compilation.fpsan_homomorphic_casts
-    options: dict[str, Any] = make_backend(target).parse_options(asked).__dict__
-    return dict(options) if all(name in options for name in given) else None
+    return dict(make_backend(target).parse_options(asked).__dict__)
 
 
 def _plain(value: Any) -> Any:

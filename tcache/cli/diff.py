@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 @click.argument("b", type=click.Path(path_type=Path))
 @json_option
 def command(a: Path, b: Path, as_json: bool) -> None:
-    """Show what changed from bundle A to bundle B: launches, entries, best configs, native helpers, environment. A and
-    B are directories, wheels, image layouts or archives of them. Exits 0 when nothing differs, 1 when something does.
+    """Show what changed from bundle A to bundle B: launches, entries, captured ones too, best configs, native helpers,
+    manifests, environment. A and B are directories, wheels, image layouts or archives of them. Exits 0 when nothing
+    differs, 1 when something does.
     """
     from tcache.diff import diff
 
@@ -35,8 +36,8 @@ def command(a: Path, b: Path, as_json: bool) -> None:
         click.echo(
             f"{'equal' if found.equal else 'different'}: {len(found.added)} launches added, {len(found.removed)} "
             f"removed, {len(found.changed)} changed, {len(found.bytes_changed)} entries compiled anew, "
-            f"{len(found.best)} best configs, {len(found.helpers)} native helpers, {len(found.environment)} fields of "
-            "the environment"
+            f"{len(found.captured)} captured entries, {len(found.best)} best configs, {len(found.helpers)} native "
+            f"helpers, {len(found.manifests)} manifests, {len(found.environment)} fields of the environment"
         )
     if not found.equal:
         raise SystemExit(1)
@@ -58,7 +59,10 @@ def _lines(found: Difference) -> list[str]:
     for row in found.best:
         times = " -> ".join("-" if ms is None else f"{ms:g} ms" for ms in row["ms"])
         lines.append(f"best {row['kernel']} [{row['shape']}] on {row['gpu']}: {_change(row['config'])}, {times}")
+    lines += [f"captured {row['kernel']} {row['entry']}: {row['state']}" for row in found.captured]
     lines += [f"native helper {row['name']} {row['source'][:12]}: {row['state']}" for row in found.helpers]
+    lines += [f"manifest {row['path']}: {row['state']}" for row in found.manifests]
+    lines += [f"file {name}: same name, other bytes" for name in found.files]
     return lines
 
 

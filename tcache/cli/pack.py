@@ -170,12 +170,20 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
+_ARCHIVE_HINT = "name a directory; --format oci makes a .tar, and --format wheel a .whl"
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".zip", ".whl")
+
+
 def _check(output: Path | None, form: str, options: dict[str, Any]) -> None:
     """Refuse options that do not go together, before anything is compiled."""
     from tcache.errors import UsageError
 
     if output is None:
         raise UsageError("no --output", "say where to write with -o, or pass --dry-run to see what would be written")
+    ending = next((end for end in _ARCHIVES if output.name.endswith(end)), None)
+    if ending is not None and (form, ending) not in (("oci", ".tar"), ("wheel", ".whl")):
+        hint = "end it in .tar: the layer is compressed already" if form == "oci" else _ARCHIVE_HINT
+        raise UsageError(f"{output}: --format {form} writes no {ending}", hint)
     if form == "native" and not options["mount_path"]:
         raise UsageError(
             "--format native needs --mount-path: Triton's cache lists absolute paths",

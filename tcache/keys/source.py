@@ -294,7 +294,9 @@ def _parts(value: Any, seen: dict[int, str], found: dict[str, Any], within: tupl
         return [_describe(item, seen, found, within) for item in items]
 
     if getattr(value, "__triton_aggregate__", False):
-        return {"aggregate": each(getattr(value, "hash_attrs", []))}
+        kinds = getattr(value, "__annotations__", {})
+        fields = [[name, getattr(kind, "__qualname__", None) or str(kind)] for name, kind in kinds.items()]
+        return {"aggregate": each(getattr(value, "hash_attrs", [])), "fields": fields}
     if isinstance(value, dict):
         return {"dict": sorted((each(row) for row in value.items()), key=json.dumps)}
     if isinstance(value, (tuple, list)):

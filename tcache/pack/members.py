@@ -182,7 +182,11 @@ def index_text(resolved: Iterable[Resolved], captured: dict[str, dict[str, Any]]
     """
     resolved = list(resolved)
     indirect = {launch.entry for launch in resolved if not launch.direct}
-    facts = {launch.entry: launch.facts() for launch in distinct(resolved)}
+    first = distinct(resolved)
+    facts = {launch.entry: launch.facts() for launch in first}
+    for launch in first:
+        if launch.launch is not None:
+            facts[launch.entry]["launch"] = launch.launch
     for entry, row in facts.items():
         row["direct"] = entry not in indirect
     facts |= {entry: dict(row) for entry, row in (captured or {}).items()}

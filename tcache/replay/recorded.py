@@ -55,7 +55,7 @@ def _tensor(data: dict[str, Any]) -> Any:
         raise Indescribable(f"{data!r:.80} describes no tensor")
     kind = getattr(sys.modules.get("torch"), dtype, None)
     if kind is None or address % kind.itemsize:
-        return MockTensor(dtype, shape, stride, address)
+        return MockTensor(dtype, shape, stride, address, storage)
     from tcache.replay.ghost import ghost
 
     offset = address // kind.itemsize

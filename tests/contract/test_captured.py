@@ -175,6 +175,18 @@ def test_what_torchs_worker_processes_compile_is_captured_and_hits_there(copied)
     assert "triton_poi_fused_exp_0 is not prebaked" in error or "was edited after packing" in error
 
 
+def test_what_one_process_compiles_hits_in_workers_and_the_other_way_round(copied):
+    """The same ptxas given, an entry's name does not tell who compiled it: text, line and options are the same."""
+    _, alone = record(copied, 2048, "sin", inductor="of-one")
+    bundle_project.run(copied, "pack", "m.yaml", "--include-captured", "-o", "bundle", "--force")
+    assert frozen(copied, 2048, "sin", workers=2)[1] == alone
+    _, hashes = record(copied, 8192, "cos", workers=2, inductor="of-workers")
+    bundle_project.run(copied, "pack", "m.yaml", "--include-captured", "-o", "bundle", "--force")
+    events, found = frozen(copied, 8192, "cos")
+    assert found == hashes
+    assert all(events)
+
+
 def test_a_ptxas_that_torch_names_after_it_asked_for_the_versions(copied):
     """torch for CUDA brings a ptxas of its own and names it in the environment, late: Triton's keys keep the first."""
     from triton.backends.nvidia.compiler import get_ptxas
@@ -246,6 +258,9 @@ def test_captured_entries_are_packed_only_when_asked(copied):
     done = bundle_project.run(copied, "pack", "m.yaml", "-o", "without")
     assert "captured entries are left out: pass --include-captured to pack them" in done.stderr
     assert not (copied / "without" / "entries").exists()
+    found = json.loads(bundle_project.run(copied, "diff", "bundle", "without", "--json", code=1).stdout)
+    assert {row["state"] for row in found["captured"]} == {"removed"}
+    assert len(found["captured"]) == len(rows(copied))
     shutil.rmtree(copied / "bundle")
     (copied / "without").rename(copied / "bundle")
     assert "no entry of this kernel is packed" in frozen(copied, code=1)

@@ -20,6 +20,7 @@ from triton.runtime import driver
 
 import tcache
 from tcache import active as active_module
+from tcache import prebaked as prebaked_module
 from tcache.active import activate, active
 from tcache.errors import CacheMiss
 from tcache.keys import ShapeKey, find_gpu
@@ -40,6 +41,96 @@ def scale(module, n=4096):
 
 
 # threads, processes, GPUs
+
+
+def test_threads_that_meet_a_packed_kernel_first_at_once_use_one(project, null_gpu, monkeypatch):
+    """One module on the GPU: the other would be unloaded while what it was launched for still runs."""
+    loads, barrier = [], threading.Barrier(4)
+    monkeypatch.setattr(
+        null_gpu.utils, "load_binary", lambda name, *_: (loads.append(name) or object(), name, 32, 0, 1024)
+    )
+    real = prebaked_module.compiled
+
+    def together(*args):
+        barrier.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(prebaked_module, "compiled", together)
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    found = []
+    packed = prebaked_module.prebaked()
+    inner = {"BLOCK": 32, "num_warps": 1, "num_stages": 3, "num_ctas": 1}
+    function = module.tuned.fn
+
+    def work():
+        found.append(packed.launch(function, (torch.zeros(64), 16), inner, (1,))[0])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(kernel) for kernel in found}) == 1
+    assert len(found) == 4
+    assert set(loads) == {"tuned"}
+
+
+def test_threads_that_ask_for_the_packed_kernels_first_share_them(project, null_gpu, monkeypatch):
+    activate(bundles=[project / "bundle"])
+    real = prebaked_module.Prebaked.__init__
+
+    def slow(self, settings):
+        time.sleep(0.1)
+        real(self, settings)
+
+    monkeypatch.setattr(prebaked_module.Prebaked, "__init__", slow)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(prebaked_module.prebaked())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len({id(packed) for packed in found}) == 1
+
+
+def test_a_thread_that_comes_while_the_index_is_read_waits_for_it(project, null_gpu, monkeypatch):
+    """It does not take a table that is being filled for an empty one, and go Triton's way."""
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    packed = prebaked_module.prebaked()
+    reading, real = threading.Event(), prebaked_module._by_name
+
+    def slow(bundle):
+        reading.set()
+        time.sleep(0.3)
+        return real(bundle)
+
+    monkeypatch.setattr(prebaked_module, "_by_name", slow)
+    inner = {"BLOCK": 32, "num_warps": 1, "num_stages": 3, "num_ctas": 1}
+    found = []
+
+    def work():
+        found.append(packed.launch(module.tuned.fn, (torch.zeros(64), 16), inner, (1,)))
+
+    first = threading.Thread(target=work)
+    first.start()
+    assert reading.wait(30)
+    work()
+    first.join()
+    assert len(found) == 2
+    assert None not in found
+
+
+def test_a_memory_that_another_thread_empties(project, null_gpu, monkeypatch):
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    module.tuned[(1,)](torch.zeros(64), 16)
+    packed = prebaked_module.prebaked()
+    packed._globals.clear()
+    inner = {"BLOCK": 32, "num_warps": 1, "num_stages": 3, "num_ctas": 1}
+    assert packed.launch(module.tuned.fn, (torch.zeros(64), 16), inner, (1,)) is not None
 
 
 def test_threads_that_launch_one_kernel_at_once(project, null_gpu):
@@ -119,6 +210,7 @@ def test_a_forked_child_goes_on_although_a_thread_held_the_locks(project):
 SPAWN = """
 import json, multiprocessing, sys
 import tcache
+from tcache import prebaked as prebaked_module
 from tcache._triton.driver import stub
 if sys.argv[1:] == ["code"]:
     tcache.activate(bundles=["bundle"])

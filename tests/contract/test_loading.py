@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -312,8 +313,6 @@ def test_names_that_no_message_can_hold(project, text):
     assert "bundle.json: corrupt" in row.reason
 
 
-# a kernel of Triton 3.9 whose files could not be read lacks what its __del__ asks for
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_bundle_that_disappears_between_looking_and_reading(project, monkeypatch):
     activate(bundles=[project / "bundle"])
     module = bundle_project.load(project)
@@ -326,6 +325,120 @@ def test_a_bundle_that_disappears_between_looking_and_reading(project, monkeypat
     monkeypatch.setattr(prebaked_module, "compiled", late)
     with pytest.raises(CacheMiss, match="No such file or directory"):
         module.tuned[(1,)](torch.zeros(64), 16)
+
+
+def between(monkeypatch, change):
+    """Change a bundle after the cache manager has answered and before Triton reads what it was told."""
+    real, done = OverlayCacheManager.get_group, []
+
+    def late(self, name):
+        found = real(self, name)
+        if not done:
+            done.append(change())
+        return found
+
+    monkeypatch.setattr(OverlayCacheManager, "get_group", late)
+
+
+def kernels(bundle, name):
+    return [path for path in (bundle / "entries").glob("*/*") if path.name.startswith(name)]
+
+
+def exchanged(bundle):
+    """Put another kernel's binary, whole and of this very machine, in the place of one."""
+    [here] = [path for path in kernels(bundle, "scale") if path.suffix == ".cubin"]
+    [other] = [path for path in kernels(bundle, "wrapped") if path.suffix == ".cubin"]
+    here.write_bytes(other.read_bytes())
+
+
+def halved(bundle):
+    [path] = [path for path in kernels(bundle, "scale") if path.suffix == ".json"]
+    path.write_bytes(path.read_bytes()[:40])
+
+
+@pytest.mark.parametrize("change", [shutil.rmtree, exchanged, halved], ids=["gone", "exchanged", "halved"])
+def test_a_bundle_that_changes_before_triton_reads_an_entry(project, monkeypatch, change):
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    between(monkeypatch, lambda: change(project / "bundle"))
+    before = tcache.stats()
+    with pytest.raises(CacheMiss, match=r"No such file|digest differs|bytes, expected") as caught:
+        scale(module)
+    assert caught.value.reasons == ("damaged",)
+    after = tcache.stats()
+    assert (after["refused"] - before["refused"], after["misses"] - before["misses"]) == (1, 1)
+
+
+@pytest.mark.parametrize("change", [shutil.rmtree, exchanged, halved], ids=["gone", "exchanged", "halved"])
+def test_what_changes_before_it_is_read_is_compiled_in_mode_lookup(
+    project, monkeypatch, triton_cache, change, null_gpu
+):
+    activate(bundles=[project / "bundle"], mode="lookup")
+    module = bundle_project.load(project)
+    between(monkeypatch, lambda: change(project / "bundle"))
+    x = torch.zeros(64)
+    kernel = module.scale[(1,)](x, x, 4096, BLOCK=64)
+    assert kernel.name == "scale"
+    assert Path(kernel.metadata_group["scale.cubin"]).is_relative_to(triton_cache)
+    assert len(null_gpu.launches) == 1
+
+
+def test_what_is_put_back_before_it_is_read_is_used(project, monkeypatch):
+    """As a bundle that is copied over an equal one: other files, the same bytes."""
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+
+    def copied():
+        shutil.copytree(project / "bundle", project / "again")
+        shutil.rmtree(project / "bundle")
+        (project / "again").rename(project / "bundle")
+
+    between(monkeypatch, copied)
+    x = torch.zeros(64)
+    kernel = module.scale[(1,)](x, x, 4096, BLOCK=64)
+    assert type(copy.copy(kernel.metadata_group)) is dict  # what torch's compile workers send
+    module.tuned[(1,)](torch.zeros(64), 16)
+
+
+def test_a_bundle_of_links_says_what_to_do(project):
+    """As installers make it that link files from a cache of theirs."""
+    (project / "store-of-files").mkdir()
+    for number, path in enumerate(kernels(project / "bundle", "scale")):
+        path.rename(project / "store-of-files" / str(number))
+        path.symlink_to(project / "store-of-files" / str(number))
+    activate(bundles=[project / "bundle"])
+    with pytest.raises(CacheMiss, match=r"a symbolic link, which is not followed: .* `cp -rL`"):
+        scale(bundle_project.load(project))
+
+
+def test_a_bundle_that_is_replaced_while_loaded_says_to_start_again(project):
+    """As by an upgrade of the wheel it came in."""
+    activate(bundles=[project / "bundle"])
+    module = bundle_project.load(project)
+    module.tuned[(1,)](torch.zeros(64), 16)
+    [path] = [path for path in kernels(project / "bundle", "scale") if path.suffix == ".json"]
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1))  # packed by another release, say
+    bundle_project.sign(project / "bundle")
+    with pytest.raises(CacheMiss, match="the bundle was replaced after this process opened it") as caught:
+        scale(module)
+    assert caught.value.reasons == ("damaged",)
+    assert caught.value.hint.startswith("start the process again")
+    activate(bundles=[project / "bundle"])
+    scale(module)
+
+
+def test_what_is_no_bundle_says_what_it_is(project, tmp_path):
+    """Of the forms that `pack` writes a service opens directories; the others have their own way in."""
+    image, cache, empty = (tmp_path / name for name in ("image", "cache", "empty"))
+    bundle_project.run(project, "pack", "m.yaml", "--store", "store", "--warmup", "--format", "oci", "-o", image)
+    mount = ["--mount-path", str(cache)]
+    bundle_project.run(project, "pack", "m.yaml", "--store", "store", "--format", "native", *mount, "-o", cache)
+    empty.mkdir()
+    found = activate(bundles=[image, cache, empty, tmp_path / "nowhere"]).skipped
+    for row, text in zip(
+        found, ["/opt/tcache/<name>", "TRITON_CACHE_DIR", "no bundle.json", "no such dir"], strict=True
+    ):
+        assert text in row.reason
 
 
 def test_one_bundle_need_not_be_a_list(project):

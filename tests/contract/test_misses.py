@@ -196,7 +196,7 @@ def test_no_bundle_at_all(project, caplog):
     shutil.rmtree(project / "bundle")
     miss = missing(scale, frozen(project))
     assert miss.reasons == ("kernel", "bundle")
-    assert "not a bundle: no bundle.json" in str(miss)
+    assert "not a bundle: there is no such directory" in str(miss)
 
 
 def test_a_damaged_entry(project, caplog):

@@ -82,6 +82,57 @@ def test_a_text_is_what_the_release_takes_it_for(target, text):
     assert ("f" in made.facts()["attributes"]) == ("D" in text and triton.__version__.startswith("3.6."))
 
 
+def of_options(x, num_warps, num_stages: tl.constexpr, maxnreg: tl.constexpr = None):
+    pass
+
+
+@given(
+    st.sampled_from([1, 2, 8, 16]), st.sampled_from([1, 3, 4]), st.none() | st.sampled_from([64, 128]),
+    st.integers(0, 4), options,
+)  # fmt: skip
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_argument_given_by_name_is_also_the_option_of_that_name(target, warps, stages, registers, split, more):
+    function = JITFunction(of_options)
+    named = {"x": STORAGE, "num_warps": warps, "num_stages": stages, "maxnreg": registers}
+    args = tuple(named.values())[:split]
+    kwargs = {**dict(list(named.items())[split:]), **{k: v for k, v in more.items() if k not in named}}
+    made = specialize(function, args, kwargs)
+    theirs = facts_of(compilation_of(function, args, kwargs))
+    assert made is not None
+    assert made.facts() == {name: theirs[name] for name in made.facts()}
+
+
+def test_by_position_and_by_name_are_two_launches(target):
+    function = JITFunction(of_options)
+    by_name = specialize(function, (STORAGE,), {"num_warps": 8, "num_stages": 2})
+    by_position = specialize(function, (STORAGE, 8, 2), {})
+    assert (by_name.options["num_warps"], by_name.options["num_stages"]) == (8, 2)
+    assert by_position.options["num_warps"] == 4
+    assert by_name.constants == by_position.constants
+
+
+def only_named(x, *, n):
+    pass
+
+
+def any_number(x, *rest):
+    pass
+
+
+def debugged(x, debug: tl.constexpr = False):
+    pass
+
+
+@pytest.mark.parametrize("body", [only_named, any_number, debugged], ids=lambda body: body.__name__)
+def test_parameters_that_releases_bind_otherwise_are_left_to_triton(target, body):
+    """3.9 wants a keyword where 3.8 takes a position, 3.8 binds ``*rest``, and each sets ``debug`` itself."""
+    if body is any_number and triton.__version__ < "3.8":
+        pytest.skip("refused at the launch")
+    function = JITFunction(body)
+    assert specialize(function, (STORAGE, 3), {}) is None
+    assert specialize(function, (STORAGE,), {"n": 3}) is None
+
+
 def test_what_is_not_known_is_left_to_triton(target):
     function = JITFunction(body)
     good = dict.fromkeys("abcde", 1) | {"f": 2}

@@ -31,6 +31,7 @@ TESTS = [
     "tests/contract/test_misses.py",
     "tests/contract/test_verify.py",
     "tests/contract/test_preload.py",
+    "tests/contract/test_every_argument.py",
     "tests/contract/test_concurrency.py",
     "tests/contract/test_specialize.py",
     "tests/contract/test_launch_path.py",

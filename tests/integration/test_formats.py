@@ -385,6 +385,23 @@ def test_options_that_cannot_be_honoured(project, packed, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("form", "name", "hint"),
+    [
+        ("oci", "image.tar.gz", "end it in .tar: the layer is compressed already"),
+        ("dir", "bundle.tar", "name a directory"),
+        ("native", "cache.tgz", "name a directory"),
+        ("wheel", "kernels.zip", "name a directory"),
+    ],
+)
+def test_no_directory_is_called_as_an_archive(project, tmp_path, form, name, hint):
+    options = ["--mount-path", "/c"] if form == "native" else []
+    [answer] = batch(project, packing(MANIFEST, tmp_path / name, "--format", form, *options))
+    assert answer.code == 2
+    assert hint in answer.stderr
+    assert not (tmp_path / name).exists()
+
+
 def test_a_full_disk_leaves_nothing_behind(project, packed, tmp_path):
     mount = ["--mount-path", "/c"]
     forms = {"dir": ("d", []), "wheel": ("w", []), "oci": ("o", []), "oci ": ("i.tar", []), "native": ("n", mount)}
@@ -491,3 +508,27 @@ def test_diff_tells_added_launches_from_changed_ones(project, packed, out, tmp_p
     assert answer["added"][0]["specialization"]["constants"]["n"] == 1
     answer = json.loads(back.stdout)
     assert (answer["added"], len(answer["removed"])) == ([], 1)
+    assert answer["manifests"] == [{"path": "shapes/plain.yaml", "state": "changed"}]
+    assert answer["files"] == []  # the index differs in the launch
+
+
+def test_diff_tells_of_what_no_launch_shows(project, packed, out, tmp_path):
+    """Another manifest that leads to the same launches, and an index or a store of other bytes."""
+    root = tmp_path / "project"
+    shutil.copytree(project, root)
+    manifest = root / "shapes" / "plain.yaml"
+    manifest.write_text("# a comment\n" + manifest.read_text())
+    a, b, c = out / "plain", tmp_path / "b", tmp_path / "c"
+    shutil.copytree(a, c)
+    data = json.loads((c / "index.json").read_text())
+    next(iter(data["entries"].values()))["direct"] = None
+    (c / "index.json").write_text(json.dumps(data))
+    head = json.loads((c / "bundle.json").read_text())
+    raw = (c / "index.json").read_bytes()
+    head["files"]["index.json"] = {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    (c / "bundle.json").write_text(json.dumps(head))
+    made, text, edited = batch(root, packing("shapes/plain.yaml", b, "--warmup"), ["diff", a, b], ["diff", a, c])
+    made.ok()
+    assert text.code == edited.code == 1
+    assert text.stdout.splitlines()[0] == "manifest shapes/plain.yaml: changed"
+    assert edited.stdout.splitlines()[0] == "file index.json: same name, other bytes"

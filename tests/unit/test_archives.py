@@ -16,9 +16,10 @@ from random import Random
 
 import pytest
 
-from tcache.archives import Limits, opened, unpack_tar, unpack_zip
+from tcache.archives import opened
 from tcache.bundle import Bundle
 from tcache.errors import BundleError
+from tcache.unpacking import Limits, unpack_tar, unpack_zip
 
 NAMES = ["../up", "a/../../up", "/etc/up", "a//b", "a\\b", "./../up", "..", "a/.."]
 
