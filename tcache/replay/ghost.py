@@ -21,6 +21,7 @@ from torch.utils._device import _device_constructors
 
 from tcache.replay.known import LIKE, as_ghosts, keep_all, values_of
 from tcache.replay.layouts import along_ones
+from tcache.replay.operators import is_operator, prepare
 from tcache.replay.place import CPU, FIRST, below, default_device, flat, mark, place_of, resolve
 from tcache.replay.values import LIMIT, ValueUnknown, keep, known, reads_values
 
@@ -43,7 +44,7 @@ class GhostMode(TorchFunctionMode):  # type: ignore[misc]  # untyped here
         handler = _SPECIAL.get(func)
         if handler is not None:
             return handler(func, args, named)
-        return _call(func, args, named)
+        return _operator(func, args, named) if is_operator(func) else _call(func, args, named)
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -79,6 +80,13 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if values is not None:
         keep_all(result, values)
     return result
+
+
+def _operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call one of ``torch.ops``: what Python implements for a GPU launches kernels, and their results are unknown."""
+    places = [place_of(value) for value in flat((args, kwargs)) if isinstance(value, torch.Tensor) and value.is_meta]
+    call = prepare(func, _in_mode) if any(place.type == "cuda" for place in places) else None
+    return _call(func, args, kwargs) if call is None else call(*args, **kwargs)
 
 
 def _wanted(func: Any, kwargs: dict[str, Any]) -> torch.device | None:

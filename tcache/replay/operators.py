@@ -1,0 +1,93 @@
+"""Custom operators in a replay: a GPU's Python implementation runs with ghosts, where torch would run the fake one.
+
+``torch.library.custom_op``, ``triton_op`` and ``Library.impl(..., "CUDA")`` register Python functions that launch
+kernels. To torch a ghost is a meta tensor, so that it would call the operator's fake implementation, which launches
+nothing. While a replay lasts the dispatcher's entry for meta tensors calls the GPU's implementation instead, inside the
+mode; autograd's formulas, which are above it, stay as they are. Operators in C++ keep their implementations for meta
+tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from tcache.replay.autocast import AUTOCAST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["is_operator", "operators_for_ghosts", "prepare"]
+
+_GPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # AMD's, too
+_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradMeta)
+_BELOW, _THROUGH = ("CUDA", "CompositeExplicitAutograd"), ("CompositeImplicitAutograd", "")
+"""Keys a Python implementation is registered under: below autograd, and seen through by it (which is the default)."""
+
+_libraries: list[Any] = []
+_prepared: dict[str, str | None] = {}
+"""Operators met in this replay: name -> the key of the Python implementation that serves a GPU."""
+
+
+def is_operator(func: Any) -> bool:
+    """Return whether a function is an operator as ``torch.ops`` has them."""
+    return isinstance(func, (OpOverload, OpOverloadPacket))
+
+
+def prepare(func: Any, inside: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any] | None:
+    """Return what to call for an operator given ghosts, None where no Python function implements it for a GPU.
+
+    Args:
+        func: the operator; one overload, or all of that name.
+        inside: turns a function into one that runs inside the ghosts' mode.
+    """
+    overloads = [func] if isinstance(func, OpOverload) else [getattr(func, name) for name in func.overloads()]
+    kinds = [_prepare(one, inside) for one in overloads]
+    if len(kinds) == 1 and kinds[0] in _THROUGH:  # nothing may be registered below
+        call: Callable[..., Any] = inside(overloads[0].redispatch)
+        return lambda *args, **kwargs: call(_AUTOGRAD, *args, **kwargs)
+    return func if any(kind is not None for kind in kinds) else None
+
+
+def _prepare(operator: Any, inside: Callable[[Callable[..., Any]], Callable[..., Any]]) -> str | None:
+    name = str(operator._name)
+    if name not in _prepared and _libraries:
+        _prepared[name] = kind = _python(name)
+        if kind in _BELOW:
+            namespace, _, rest = name.partition("::")
+            library = torch.library.Library(namespace, "IMPL")
+            _libraries.append(library)
+            call = inside(operator.redispatch)
+            library.impl(rest, lambda *args, **kwargs: call(_GPU, *args, **kwargs), "Meta", allow_override=True)
+    return _prepared.get(name)
+
+
+def _python(name: str) -> str | None:
+    namespace, _, rest = name.partition("::")
+    if namespace in ("aten", "prim", "prims"):
+        return None
+    known = torch.library._impls
+    return next((kind for kind in _BELOW + _THROUGH if f"{namespace}/{rest}/{kind}" in known), None)
+
+
+@contextlib.contextmanager
+def operators_for_ghosts() -> Iterator[None]:
+    """Let :func:`prepare` register implementations inside the block, and take them back at its end."""
+    _libraries.append(torch.library.Library("_", "IMPL"))
+    passing = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+    passing.append(AUTOCAST)
+    changed = [(operator, operator.non_fallthrough_keys) for operator in torch._ops._higher_order_ops.values()]
+    for operator, _ in changed:
+        operator.fallthrough(AUTOCAST)
+    try:
+        yield
+    finally:
+        passing.remove(AUTOCAST)
+        for operator, keys in changed:
+            operator.non_fallthrough_keys = keys
+        while _libraries:
+            _libraries.pop()._destroy()
+        _prepared.clear()
