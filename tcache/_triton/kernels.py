@@ -29,6 +29,7 @@ __all__ = [
     "jit_of",
     "outermost_launches",
     "through_decorators",
+    "through_launchers",
 ]
 
 
@@ -43,10 +44,67 @@ def is_kernel(value: object) -> bool:
 
 
 def jit_of(kernel: Any) -> Any:
-    """Return the ``JITFunction`` (or interpreted function) below any autotuners and heuristics."""
-    while isinstance(kernel, (Autotuner, Heuristics)):
+    """Return the ``JITFunction`` (or interpreted function) below any autotuners, heuristics and launchers."""
+    while isinstance(kernel, (Autotuner, Heuristics)) or _is_launcher(kernel):
         kernel = kernel.fn
     return kernel
+
+
+def _is_launcher(kernel: Any) -> bool:
+    """Return whether a kernel object is of a class that Triton does not know and that launches another, its ``fn``."""
+    own = isinstance(kernel, (Autotuner, Heuristics, JITCallable))
+    return is_kernel(kernel) and not own and is_kernel(getattr(kernel, "fn", None))
+
+
+class _Launched(BaseException):
+    def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.launch = kernel, args, kwargs
+
+
+def through_launchers(
+    kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the launch of Triton's own that a launch makes: itself, unless ``kernel`` is somebody's own launcher.
+
+    Libraries decorate kernels with classes of their own, which keep compiled kernels by keys of their own (FlagGems'
+    ``libentry``). Such a class's ``run`` runs until it launches what is below it, and no further: it would go on to ask
+    what was compiled and tuned.
+
+    Args:
+        kernel: what is launched.
+        grid: as in ``kernel[grid]``.
+        args, kwargs: the arguments, without ``grid`` and ``warmup``.
+
+    Returns:
+        Kernel object, arguments and keyword arguments.
+
+    Raises:
+        Exception: whatever the launcher raises.
+    """
+    if not _is_launcher(kernel):
+        return kernel, args, kwargs
+
+    def seen(here: Any, *given: Any, grid: Any = None, warmup: Any = None, **named: Any) -> None:  # noqa: ARG001
+        raise _Launched(here, given, named)
+
+    originals = [(cls, vars(cls)["run"]) for kind in (Autotuner, Heuristics, JITFunction)
+                 for cls in _subclasses(kind) if "run" in vars(cls)]  # fmt: skip
+    for cls, _ in originals:
+        cls.run = seen
+    try:
+        kernel.run(*args, grid=grid, warmup=False, **kwargs)
+    except _Launched as launched:
+        return launched.launch
+    finally:
+        for cls, run in originals:
+            cls.run = run
+    raise TypeError(f"{type(kernel).__name__} launched no kernel of Triton's")
+
+
+def _subclasses(cls: Any) -> Iterator[Any]:
+    yield cls
+    for each in cls.__subclasses__():
+        yield from _subclasses(each)
 
 
 def is_nested(autotuner: Any) -> bool:
@@ -121,7 +179,11 @@ class outermost_launches:  # noqa: N801 - reads as a context manager
         sink = self._sink
 
         def getitem(kernel: Any, grid: Any) -> Any:
-            return lambda *args, **kwargs: sink(kernel, grid, args, kwargs)
+            def launch(*args: Any, **kwargs: Any) -> Any:
+                made, given, named = through_launchers(kernel, grid, args, kwargs)
+                return sink(made, grid, given, named)
+
+            return launch
 
         KernelInterface.__getitem__ = getitem
 

@@ -24,8 +24,8 @@ from triton.runtime.jit import JITFunction
 __all__ = ["Specialized", "compiled", "launch", "specialize", "unusual"]
 
 _TEXT_IS_A_PROPERTY = triton.__version__.startswith("3.6.")
-"""3.6 also reads strings passed as constexpr for properties: one with a D in it is "divisible by 16", in the entry's key
-too. Since 3.7 ``JITFunction._pack_args`` leaves constexprs out."""
+"""3.6 also reads strings passed as constexpr for properties: one with a D in it is "divisible by 16", in the entry's
+key too. Since 3.7 ``JITFunction._pack_args`` leaves constexprs out."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tcache._triton.kernels import defaults_of, is_kernel, jit_of, outermost_launches
+from tcache._triton.kernels import defaults_of, is_kernel, jit_of, outermost_launches, through_launchers
 from tcache._triton.written import written_arguments
 from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
@@ -68,7 +68,12 @@ def launches(case: Case) -> list[Launch]:
             return _replay_call(case, target)
         kernel = kernel_of(case, target)
         given = arguments(case, ghost if "torch" in sys.modules else mock)
-        return [Launch(kernel, (), given, case.where, case.ref, _grid(case, given, kernel))]
+        grid = _grid(case, given, kernel)
+        try:
+            made, args, kwargs = through_launchers(kernel, grid, (), given)
+        except Exception as error:
+            raise _wrapper_failed(case, error) from error
+        return [Launch(made, args, kwargs, case.where, case.ref, grid)]
 
 
 def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
