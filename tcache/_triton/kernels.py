@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from triton import knobs
 from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.errors import OutOfResources, PTXASError
-from triton.runtime.jit import JITCallable, JITFunction, KernelInterface
+from triton.runtime.jit import JITCallable, JITFunction, KernelInterface, MockTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,8 +87,7 @@ def through_launchers(
     def seen(here: Any, *given: Any, grid: Any = None, warmup: Any = None, **named: Any) -> None:  # noqa: ARG001
         raise _Launched(here, given, named)
 
-    originals = [(cls, vars(cls)["run"]) for kind in (Autotuner, Heuristics, JITFunction)
-                 for cls in _subclasses(kind) if "run" in vars(cls)]  # fmt: skip
+    originals = _runs()
     for cls, _ in originals:
         cls.run = seen
     try:
@@ -99,6 +98,12 @@ def through_launchers(
         for cls, run in originals:
             cls.run = run
     raise TypeError(f"{type(kernel).__name__} launched no kernel of Triton's")
+
+
+def _runs() -> list[tuple[Any, Any]]:
+    """Return the classes that Triton launches by, as far as they have a ``run`` of their own, and that."""
+    every = (cls for kind in (Autotuner, Heuristics, JITFunction) for cls in _subclasses(kind))
+    return [(cls, vars(cls)["run"]) for cls in every if "run" in vars(cls)]
 
 
 def _subclasses(cls: Any) -> Iterator[Any]:
@@ -164,8 +169,9 @@ def defaults_of(kernel: Any) -> dict[str, Any]:
 class outermost_launches:  # noqa: N801 - reads as a context manager
     """Hand every ``kernel[grid](...)`` inside the block to ``sink`` instead of launching it.
 
-    The launch is seen before heuristics and autotuners act on it. Only tools that replay use this, in their own
-    process; a service never does.
+    ``kernel.run(..., grid=grid)`` is one, too, and so is ``kernel.warmup(..., grid=grid)``, by which programs compile
+    what they launch by its handle. The launch is seen before heuristics and autotuners act on it. Only tools that
+    replay use this, in their own process; a service never does.
 
     Args:
         sink: called as ``sink(kernel, grid, args, kwargs)``; what it returns is what the launch returns.
@@ -175,7 +181,6 @@ class outermost_launches:  # noqa: N801 - reads as a context manager
         self._sink = sink
 
     def __enter__(self) -> None:
-        self._original = KernelInterface.__getitem__
         sink = self._sink
 
         def getitem(kernel: Any, grid: Any) -> Any:
@@ -185,7 +190,18 @@ class outermost_launches:  # noqa: N801 - reads as a context manager
 
             return launch
 
-        KernelInterface.__getitem__ = getitem
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:  # noqa: ARG001
+            return getitem(kernel, grid)(*args, **kwargs)
+
+        # Autotuner.warmup warms up every config, by what is below it
+        replaced = {"__getitem__": getitem, "warmup": lambda kernel, *args, grid, **kwargs: run(
+            kernel, *map(MockTensor.wrap_dtype, args), grid=grid, **kwargs)}  # fmt: skip
+        wanted = [(KernelInterface, name, function) for name, function in replaced.items()]
+        wanted += [(cls, "run", run) for cls, _ in _runs()]
+        self._originals = [(cls, name, vars(cls)[name]) for cls, name, _ in wanted]
+        for cls, name, function in wanted:
+            setattr(cls, name, function)
 
     def __exit__(self, *_: object) -> None:
-        KernelInterface.__getitem__ = self._original
+        for cls, name, function in self._originals:
+            setattr(cls, name, function)

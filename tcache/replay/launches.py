@@ -30,6 +30,9 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Compile options that a spelled-out launch may state among its arguments."""
 
 
+_SPELL_OUT = "spell its launches out with 'kernel:', or record them on a GPU with `tcache record`"
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch as the program would make it.
@@ -77,22 +80,28 @@ def launches(case: Case) -> list[Launch]:
 
 
 def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
+    from tcache.replay.compiled import Compiled
     from tcache.replay.values import forget
 
     found: list[Launch] = []
 
-    def sink(kernel: Any, _grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def sink(kernel: Any, _grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found.append(Launch(kernel, args, kwargs, case.where, case.ref))
         named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
         written = written_arguments(kernel)
         forget([value for name, value in named.items() if name in written or isinstance(value, (tuple, list))])
+        return Compiled()
 
     given = arguments(case, ghost)
     with outermost_launches(sink):
         try:
             wrapper(**given)
-        except TcacheError:
-            raise
+        except TcacheError as error:
+            if type(error) is not TcacheError:
+                raise
+            raise ManifestError(  # the stub driver was asked for what only a GPU can do
+                case.where, f"{case.ref} cannot be replayed for {describe(case)}: {error.message}", _SPELL_OUT
+            ) from error
         except (Exception, SystemExit) as error:
             raise _wrapper_failed(case, error) from error
     if not found:
@@ -202,7 +211,7 @@ def _wrapper_failed(case: Case, error: BaseException) -> ManifestError:
             return ManifestError(
                 case.where,
                 f"{case.ref} cannot be replayed for {describe(case)}: {error}",
-                "spell its launches out with 'kernel:', or record them on a GPU with `tcache record`",
+                _SPELL_OUT,
             )
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename and "/tcache/replay/" not in f.filename]
@@ -211,7 +220,9 @@ def _wrapper_failed(case: Case, error: BaseException) -> ManifestError:
     return ManifestError(
         case.where,
         f"{case.ref} failed for {describe(case)}{where}: {type(error).__name__}: {text}",
-        "check the arguments; code that reads tensor values finds none here: spell its launches out with 'kernel:'"
+        "install it here, too: a replay runs the wrapper's own code"
+        if isinstance(error, ModuleNotFoundError)
+        else "check the arguments; code that reads tensor values finds none here: spell its launches out with 'kernel:'"
         if isinstance(case.item, CallItem)
         else None,
     )

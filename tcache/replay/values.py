@@ -26,15 +26,16 @@ class ValueUnknown(RuntimeError):
 
     Args:
         what: the operation, as the user wrote it.
+        why: what is the matter with it.
 
     Attributes:
         where: ``file:line`` of the user's code, None when only torch's own frames are there.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, why: str = "depends on the values of a GPU tensor, and a replay has none") -> None:
         self.where = user_line()
         place = f"{self.where}: " if self.where else ""
-        super().__init__(f"{place}{what} depends on the values of a GPU tensor, and a replay has none")
+        super().__init__(f"{place}{what} {why}")
 
 
 _INNER = tuple(

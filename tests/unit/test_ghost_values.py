@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tcache._triton.kernels import jit_of
 from tcache._triton.written import written_arguments
 from tcache.errors import ManifestError
 from tcache.keys import find_gpu
@@ -188,6 +189,10 @@ def swallows(x):
 
 def cases(kernel_file, tmp_path, function):
     kernel_file("wrapper.py", WRAPPER)
+    return cases_in(tmp_path, function)
+
+
+def cases_in(tmp_path, function):
     path = tmp_path / "m.yaml"
     path.write_text(
         "version: 1\nkernels:\n"
@@ -216,3 +221,77 @@ def test_a_program_may_catch_it_as_on_any_device_without_values(kernel_file, tmp
     (case,) = cases(kernel_file, tmp_path, "swallows")
     with machine(H200):
         assert len(launches(case)) == 1
+
+
+HANDLES = """
+import torch
+import triton
+import triton.language as tl
+from triton import KernelInterface
+
+@triton.jit
+def k(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), 1.0)
+
+@triton.autotune([triton.Config({"B": size}) for size in (16, 32)], key=["n"])
+@triton.jit
+def tuned(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), 1.0)
+
+def runs(x):
+    k.run(x, 16, 16, grid=(1,), warmup=False)
+    tuned.run(x, 17, grid=(1,), warmup=False)
+
+def warms(x):
+    compiled = k.warmup(x, 16, B=16, grid=(1,))
+    compiled._init_handles()
+    compiled[(4, 1, 1)](x, 16)
+    k.warmup(torch.float16, 17, B=16, grid=(1,))
+
+def keeps(x):
+    compiled = k[(1,)](x, 16, B=16)
+    if hasattr(compiled, "packed_metadata"):
+        raise AssertionError
+
+def asks(x):
+    compiled = k.warmup(x, 16, B=16, grid=(1,))
+    compiled._init_handles()
+    k[(65536 // compiled.n_regs,)](x, 16, B=16)
+
+def benchmarks(x):
+    triton.testing.do_bench(lambda: k[(1,)](x, 16, B=16))
+
+def misses_a_module(x):
+    import not_installed_here
+
+def loads(x):
+    from triton.runtime import driver
+    driver.active.utils.load_binary("k", b"", 0, 0)
+"""
+
+
+@pytest.mark.parametrize(("function", "made"), [
+    ("runs", [("torch.float32", 16), ("torch.float32", 17)]), ("keeps", [("torch.float32", 16)]),
+    ("warms", [("torch.float32", 16), ("torch.float16", 17)]),
+])  # fmt: skip
+def test_other_ways_to_launch(kernel_file, tmp_path, function, made):
+    kernel_file("wrapper.py", HANDLES)
+    (case,) = cases_in(tmp_path, function)
+    with machine(H200):
+        found = launches(case)
+        assert {tuple(jit_of(launch.kernel).arg_names) for launch in found} == {("x", "n", "B")}
+        assert [(str(launch.args[0].dtype), launch.args[1]) for launch in found] == made
+
+
+@pytest.mark.parametrize(("function", "message", "hint"), [
+    ("asks", r"wrapper\.py:\d+: compiled_kernel\.n_regs is known once a kernel is compiled", "tcache record"),
+    ("benchmarks", "benchmarks cannot be replayed for n=16: nothing can be benchmarked", "kernel:"),
+    ("misses_a_module", r"failed for n=16 at \S+wrapper\.py:\d+: ModuleNotFoundError", "install it here, too"),
+    ("loads", "loads cannot be replayed for n=16: kernel k cannot be loaded", "kernel:"),
+])  # fmt: skip
+def test_what_only_a_gpu_tells(kernel_file, tmp_path, function, message, hint):
+    kernel_file("wrapper.py", HANDLES)
+    with machine(H200), pytest.raises(ManifestError, match=message) as caught:
+        launches(cases_in(tmp_path, function)[0])
+    assert "m.yaml:5:13" in caught.value.message
+    assert hint in caught.value.hint
