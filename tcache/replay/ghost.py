@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import _device_constructors
 
-from tcache.replay.known import LIKE, as_ghosts, keep_all, values_of
+from tcache.replay.known import LIKE, as_ghosts, keep_all, sizes_known, values_of
 from tcache.replay.layouts import along_ones
 from tcache.replay.operators import is_operator, prepare
 from tcache.replay.place import CPU, FIRST, below, default_device, flat, mark, place_of, resolve
@@ -69,9 +69,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         if not ghosts or not reads_values(error, resolve_name(func) or str(func)):
             raise
-        if values is None:
-            raise ValueUnknown(_name(func)) from error
-        return as_ghosts(values)
+        return _with_numbers(func, args, kwargs, error) if values is None else as_ghosts(values)
     if func in _PRESERVING and result.is_meta and result.shape == inputs[0].shape:
         result = _strides_of(inputs[0], result, kwargs.get("memory_format"))
     places = {wanted} if wanted is not None else {place_of(value) for value in ghosts}
@@ -80,6 +78,14 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if values is not None:
         keep_all(result, values)
     return result
+
+
+def _with_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+    """Call what failed because it needs values once more, with numbers for the tensors that are known ones (sizes)."""
+    stated = sizes_known((args, tuple(kwargs.values())))
+    if all(one is two for one, two in zip(flat(stated), flat((args, kwargs)), strict=True)):
+        raise ValueUnknown(_name(func)) from error
+    return _call(func, stated[0], dict(zip(kwargs, stated[1], strict=True)))
 
 
 def _operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

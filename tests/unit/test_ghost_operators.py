@@ -69,6 +69,16 @@ custom_cuda.register_fake(torch.empty_like)
 custom_cuda.register_autograd(lambda ctx, gradient: custom_cuda(gradient[:8].clone()).new_empty(gradient.shape))
 
 
+@custom_op("tcache_tests::wrapped", mutates_args=())
+def wrapped(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    WRAPPED[(4,)](x, y, x.numel(), B=128)
+    return y
+
+
+WRAPPED = wrap_triton(k)
+
+
 @triton_op("tcache_tests::triton", mutates_args=())
 def through_triton(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
@@ -124,7 +134,7 @@ def known_values(x):
 
 FUNCTIONS = [
     "registered", "no_fake", "anywhere", "seen_through", "overloaded", "filled", "custom", "custom_cuda",
-    "by_namespace", "through_triton", "within_a_layer",
+    "by_namespace", "through_triton", "wrapped", "within_a_layer",
 ]  # fmt: skip
 NUMBERS = itertools.count()
 

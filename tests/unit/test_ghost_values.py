@@ -111,6 +111,29 @@ def test_values_are_unknown_after_a_change(change):
                 one.tolist()
 
 
+def test_sizes_that_are_known_tensors():
+    with machine(H200):
+        lengths = torch.tensor([3, 4, 5], device="cuda")
+        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        assert torch.empty((starts[-1], 8), device="cuda").shape == (12, 8)
+        assert torch.randn(size=(starts[1], 2), device="cuda").shape == (3, 2)
+        assert data(24).view(starts[-1], 2).shape == (12, 2)
+        assert data(24).new_zeros((2, starts[-1])).shape == (2, 12)
+        with pytest.raises(ValueUnknown, match=r"test_ghost_values\.py:\d+: torch\.empty\(\)"):
+            torch.empty((data(4).sum().long(), 8), device="cuda")
+
+
+@pytest.mark.parametrize("fill", [float("inf"), float("-inf"), float("nan"), 1e30, 7, True])
+def test_what_a_tensor_is_filled_with(fill):
+    with machine(H200):
+        made = torch.full((2, 3), fill, device="cuda")
+        assert (made.shape, made.is_cuda) == ((2, 3), True)
+        wanted = torch.full((2, 3), fill, device="cpu")
+        assert made.dtype == wanted.dtype
+        assert torch.equal(torch.tensor(made.tolist()).nan_to_num(), wanted.nan_to_num())
+        assert torch.full(size=(2,), fill_value=fill, device="cuda").shape == (2,)
+
+
 def test_random_and_large_tensors_are_unknown():
     with machine(H200):
         for value in (
