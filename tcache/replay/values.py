@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from tcache.replay.place import unwrapped
+
 __all__ = ["ValueUnknown", "forget", "keep", "known", "reads_values", "user_line"]
 
 LIMIT = 1 << 16
@@ -61,7 +63,7 @@ def keep(ghost: Any, value: Any) -> None:
         ghost: the ghost.
         value: a CPU tensor of the same shape that nobody else writes to.
     """
-    if value.numel() <= LIMIT and not ghost.is_inference():
+    if value.numel() <= LIMIT and not ghost.is_inference() and unwrapped(ghost) is ghost:
         ghost._tcache_value = (value.detach(), _age(ghost))
 
 

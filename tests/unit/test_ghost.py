@@ -239,6 +239,22 @@ def test_the_state_of_a_generator_is_philoxs():
         assert torch.default_generator.get_state().numel() > 16
 
 
+def test_functions_of_functions():
+    agree(lambda device: torch.vmap(lambda row: row.sum() * torch.arange(3, device=device))(x(device, 4, 5)))
+    agree(lambda device: torch.func.grad(lambda value: (value * value).sum())(x(device, 4, 5)))
+    agree(lambda device: torch.func.jacrev(torch.sin)(x(device, 4)))
+    agree(lambda device: torch.vmap(torch.func.grad(lambda row: row.pow(2).sum()))(x(device, 4, 5)))
+
+
+def test_attention_with_a_block_mask():
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    with machine(H200):
+        mask = create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 256, 256, device="cuda")
+        assert mask.kv_num_blocks.is_cuda
+        assert mask.kv_indices.shape == (1, 1, 2, 2)
+
+
 def test_graphs_and_ranges():
     with machine(H200):
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
