@@ -28,7 +28,7 @@ from tcache.replay.values import LIMIT, ValueUnknown, keep, known, reads_values
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["GhostMode", "ghost", "hooks_in_mode"]
+__all__ = ["GhostMode", "ghost", "hooks_in_mode", "inside_mode"]
 
 _LARGE = 16 << 20
 """Bytes from which a CPU tensor of arbitrary content (empty, random) is a ghost too: initial weights of a model."""
@@ -91,7 +91,7 @@ def _with_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], erro
 def _operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call one of ``torch.ops``: what Python implements for a GPU launches kernels, and their results are unknown."""
     places = [place_of(value) for value in flat((args, kwargs)) if isinstance(value, torch.Tensor) and value.is_meta]
-    call = prepare(func, _in_mode) if any(place.type == "cuda" for place in places) else None
+    call = prepare(func, inside_mode) if any(place.type == "cuda" for place in places) else None
     return _call(func, args, kwargs) if call is None else call(*args, **kwargs)
 
 
@@ -215,20 +215,20 @@ def _backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seed = torch.ones((), dtype=args[0].dtype).expand_as(torch.empty(args[0].shape))
         kwargs["gradient"] = _move(seed, place_of(args[0]), (), {})  # its value is known, as on a GPU it would be
     engine = torch.autograd._engine_run_backward
-    torch.autograd._engine_run_backward = _in_mode(engine)
+    torch.autograd._engine_run_backward = inside_mode(engine)
     try:
         return func(*args, **kwargs)
     finally:
         torch.autograd._engine_run_backward = engine
 
 
-def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+def inside_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs inside the mode, whoever calls it: torch leaves a mode while it works for it."""
 
     def inside(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(mode, GhostMode) for mode in torch.overrides._get_current_function_mode_stack()):
-            return function(*args, **kwargs)
-        with GhostMode():
+        within = any(isinstance(mode, GhostMode) for mode in torch.overrides._get_current_function_mode_stack())
+        # what casts as autocast does calls torch with modes switched off
+        with torch._C._EnableTorchFunction(), contextlib.nullcontext() if within else GhostMode():
             return function(*args, **kwargs)
 
     return inside
@@ -238,7 +238,9 @@ def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 def hooks_in_mode() -> Iterator[None]:
     """Let hooks on saved tensors (activation checkpointing, offloading) see ghosts inside the block."""
     push = torch._C._autograd._push_saved_tensors_default_hooks
-    torch._C._autograd._push_saved_tensors_default_hooks = lambda pack, unpack: push(_in_mode(pack), _in_mode(unpack))
+    torch._C._autograd._push_saved_tensors_default_hooks = lambda pack, unpack: push(
+        inside_mode(pack), inside_mode(unpack)
+    )
     try:
         yield
     finally:

@@ -29,14 +29,14 @@ class _Machine:
                 from tcache.replay.autocast import autocast_for_ghosts
                 from tcache.replay.cuda import torch_cuda_for
                 from tcache.replay.dynamo import as_written
-                from tcache.replay.ghost import GhostMode, hooks_in_mode
+                from tcache.replay.ghost import GhostMode, hooks_in_mode, inside_mode
                 from tcache.replay.operators import operators_for_ghosts
 
             self.stack.enter_context(as_written())
             self.stack.enter_context(torch_cuda_for(self.gpu))
             if not any(outer.has_torch for outer in _machines if outer is not self):
                 self.stack.enter_context(autocast_for_ghosts())
-                self.stack.enter_context(operators_for_ghosts())
+                self.stack.enter_context(operators_for_ghosts(inside_mode))
                 self.stack.enter_context(hooks_in_mode())
                 self.stack.enter_context(GhostMode())
             self.has_torch = True

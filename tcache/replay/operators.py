@@ -74,10 +74,36 @@ def _python(name: str) -> str | None:
     return next((kind for kind in _BELOW + _THROUGH if f"{namespace}/{rest}/{kind}" in known), None)
 
 
+def _replacing(
+    impl: Callable[..., None], inside: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[..., None]:
+    """Return ``Library.impl`` for the block: what replaces an operator of torch's on GPUs replaces it for ghosts too.
+
+    So libraries put their kernels in torch's place (``flag_gems.enable()``). Ours goes when theirs does.
+    """
+
+    def registering(library: Any, name: Any, function: Any, key: str = "", **kwargs: Any) -> None:
+        impl(library, name, function, key, **kwargs)
+        if library.ns == "aten" and (key or library.dispatch_key) == "CUDA" and not kwargs.get("with_keyset"):
+            ours = torch.library.Library("aten", "IMPL")
+            full = name if isinstance(name, str) else str(name._name)
+            # below Library.impl, which refuses some operators; with_keyset is False
+            ours.m.impl(full.removeprefix("aten::"), "Meta", inside(function), False)  # noqa: FBT003
+            library.__dict__.setdefault("_tcache_ghosts", []).append(ours)
+
+    return registering
+
+
 @contextlib.contextmanager
-def operators_for_ghosts() -> Iterator[None]:
-    """Let :func:`prepare` register implementations inside the block, and take them back at its end."""
+def operators_for_ghosts(inside: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Let :func:`prepare` register implementations inside the block, and take them back at its end.
+
+    Args:
+        inside: turns a function into one that runs inside the ghosts' mode.
+    """
     _libraries.append(torch.library.Library("_", "IMPL"))
+    impl = torch.library.Library.impl
+    torch.library.Library.impl = _replacing(impl, inside)
     passing = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     passing.append(AUTOCAST)
     changed = [(operator, operator.non_fallthrough_keys) for operator in torch._ops._higher_order_ops.values()]
@@ -87,6 +113,7 @@ def operators_for_ghosts() -> Iterator[None]:
         with set_wrap_triton_enabled(False):  # what wrap_triton wraps is launched as it is
             yield
     finally:
+        torch.library.Library.impl = impl
         passing.remove(AUTOCAST)
         for operator, keys in changed:
             operator.non_fallthrough_keys = keys

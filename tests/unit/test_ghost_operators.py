@@ -123,6 +123,19 @@ def with_gradient(x):
     custom_cuda(x.detach().requires_grad_()).sum().backward()
 
 
+def in_torchs_place(x):
+    library = Library("aten", "IMPL")
+    library.impl("neg", copy, "CUDA")
+    library.impl("t", lambda x: copy(x).new_empty(x.shape[::-1]), "CUDA")
+    library.impl("mm", lambda a, b: copy(a).new_empty(a.shape[0], b.shape[1]), "CUDA")
+    torch.mm(torch.neg(x).view(4, 8), x.view(8, 4))
+    made = (-x.view(4, 8)).t()
+    assert made.shape == (8, 4) and made.is_cuda
+    library._destroy()
+    del library
+    torch.neg(x)
+
+
 def known_values(x):
     copied = custom(torch.tensor([1.0, 2.0], device=x.device))
     try:
@@ -161,6 +174,15 @@ def test_the_gpus_implementation_launches(kernel_file, tmp_path, function, gpu):
 def test_gradients_of_operators_launch(kernel_file, tmp_path):
     with machine(H200):
         assert [launch.args[2] for launch in launches(case_of(kernel_file, tmp_path, "with_gradient"))] == [32, 8]
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_kernels_in_torchs_place(kernel_file, tmp_path):
+    """Libraries register theirs for torch's own operators, as FlagGems does."""
+    with machine(H200):
+        assert len(launches(case_of(kernel_file, tmp_path, "in_torchs_place"))) == 4
+        assert torch.neg(torch.empty(3, device="cuda")).is_cuda
+    assert torch.equal(torch.neg(torch.ones(3)), -torch.ones(3))
 
 
 def test_results_are_unknown_and_no_launch_is_of_tensors_on_the_cpu(kernel_file, tmp_path):
