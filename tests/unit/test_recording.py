@@ -145,6 +145,14 @@ def test_names_of_kernels(tmp_path, monkeypatch):
     other = types.FunctionType(module.run.__code__, vars(module), "run")
     assert ref_of(other, other, tmp_path)[1] == "the kernel cannot be imported: no module has it as a name"
     assert ref_of(pytest.raises, pytest.raises, tmp_path)[0].startswith("_pytest."), "installed: by its module"
+    # generated, loaded by its path, and not among sys.modules
+    hidden = types.ModuleType("generated_0")
+    hidden.__file__ = str(path)
+    exec("def run(): pass\ndef outer():\n  def inner(): pass\n  return inner", vars(hidden))
+    assert ref_of(hidden.run, hidden.run, tmp_path) == ("app/pkg/serve.py:run", None)
+    assert "made inside a function" in ref_of(hidden.outer(), hidden.outer(), tmp_path)[1]
+    hidden.__file__ = str(tmp_path / "gone.py")
+    assert ref_of(hidden.run, hidden.run, tmp_path)[1] is not None
     # the same file as a script
     main = types.ModuleType("__main__")
     main.__file__, main.__spec__ = str(path), None
