@@ -124,11 +124,12 @@ class _Winners(dict):  # type: ignore[type-arg]
 def _first(watched: _Watched, compiled: Any, key: Any, shape: Any, frame: FrameType) -> None:
     if compiled not in watched and compiled in watched.below:
         watched[compiled] = watched.below[compiled]
-    if _sink is None or frame.f_code is not _RUN or frame.f_locals["warmup"]:
-        return  # a warm-up is no launch
-    watched.counts.setdefault(key, 0)  # two threads may be here at once, and both launched
-    watched.counts[key] += 1
-    watched.rows.setdefault(key, None)
+    if _sink is None or frame.f_code is not _RUN or not _is_the_programs(frame):
+        return
+    if not frame.f_locals["warmup"]:  # else it needs its entry, and is not counted
+        watched.counts.setdefault(key, 0)  # two threads may be here at once, and both launched
+        watched.counts[key] += 1
+        watched.rows.setdefault(key, None)
     try:
         found = _sight(frame)
         # benchmarks go past the table of winners
@@ -140,11 +141,16 @@ def _first(watched: _Watched, compiled: Any, key: Any, shape: Any, frame: FrameT
     except Exception as error:  # the launch is the service's business, noting it is ours
         _log.warning("tcache: a launch is not recorded: %s: %s", type(error).__name__, error)
         return
-    if not benchmark:
+    if not benchmark and key in watched.rows:
         watched.rows[key] = row
 
 
-_RUN = JITFunction.run.__code__
+def _is_the_programs(frame: FrameType) -> bool:
+    """Return whether ``JITFunction.run`` launches, or compiles for the program's ``kernel.warmup``."""
+    return not frame.f_locals["warmup"] or (frame.f_back is not None and frame.f_back.f_code is _WARMUP)
+
+
+_RUN, _WARMUP = JITFunction.run.__code__, KernelInterface.warmup.__code__
 _OWN_OPTIONS = ("debug", "instrumentation_mode", "fpsan_homomorphic_casts")
 """What ``JITFunction.run`` adds to its keyword arguments."""
 
@@ -154,7 +160,7 @@ def launch_in_progress() -> Sight | None:
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _RUN:
-            return None if frame.f_locals["warmup"] else _sight(frame)
+            return _sight(frame) if _is_the_programs(frame) else None
         found = frame.f_locals if frame.f_code.co_name == "run" else {}
         warmup = found.get("warmup", found.get("kwargs", {}).get("warmup", True))  # tcache's run names it
         if isinstance(found.get("self"), KernelInterface) and not warmup:

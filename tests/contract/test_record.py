@@ -244,7 +244,6 @@ def test_grid_shape_and_gpu_are_recorded_and_launches_only_once(driver, tmp_path
     with tcache.record(path, counts=True):
         for n in (4096, 4112, 4096):
             k.add[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]), 2)](X, X, n, 1.5, True, None, "plain")
-        k.add.warmup(X, X, 17, 1.5, True, None, "warmed", grid=(1,))  # no launch
     k.add[(1,)](X, X, 1, 1.5, True, None, "after")
     [(_, row)] = load_manifest(path).recordings[0].launches
     assert row.kernel.endswith("recorded_kernels.py:add")
@@ -254,6 +253,22 @@ def test_grid_shape_and_gpu_are_recorded_and_launches_only_once(driver, tmp_path
     assert row.specialization.signature["x_ptr"] == "*fp32"
     assert row.options == {}
     assert type(k.add.device_caches[driver.get_current_device()][0]) is dict, "the block left something behind"
+
+
+def test_what_is_warmed_up_is_recorded_and_no_launch(driver, tmp_path):
+    """Programs compile by ``kernel.warmup``, ask for registers, and launch by the handle: they need its entry."""
+    path = tmp_path / "x.launches.json"
+    with tcache.record(path, counts=True):
+        warmed = k.add.warmup(X, X, 17, 1.5, True, None, "warmed", grid=(1,))
+        k.add.warmup(X, X, 17, 1.5, True, None, "warmed", grid=(1,))
+        warmed[(1, 1, 1)](X, X, 17, 1.5, True, None, "warmed", 64)
+        dtypes = k.add.warmup(torch.float16, torch.float32, 18, 1.5, True, None, "warmed", grid=(1,))
+        configs = k.single.warmup(X, 48, grid=(1,))
+        k.add[(1,)](X, X, 19, 1.5, True, None, "warmed")  # as the first
+    rows = [row for _, row in load_manifest(path).recordings[0].launches]
+    assert {entry(made) for made in (warmed, dtypes, *configs)} == set(entries(path))
+    assert [row.count for row in rows] == [1, None, None]
+    assert driver.launches
 
 
 def test_threads(driver, tmp_path):
