@@ -200,6 +200,30 @@ def test_every_row_is_among_the_cases(sizes):
     assert wanted == made
 
 
+def test_names_that_mean_something_else_in_a_manifest():
+    names = ["cdiv", "true", "where", "gpus", "shapes", "GRID0", "dtype"]
+    wanted = set()
+    rows = []
+    for number in range(2, 9):
+        values = [number, number + 10, 1.5 * number, 300 - number, f"text {number}", 100 + number**2, number**3]
+        data = {"schema": 1, "id": str(number), "kernel": "k.py:k", "args": values, "grid": [7 * number + 1]}
+        wanted.add((*values, 7 * number + 1))
+        rows.append(flatten(RecordedLaunch.model_validate(data), names))
+    [item] = generalize(rows)
+    made = set()
+    for case in item.cases:
+        assert not {"cdiv", "true", "where", "gpus", "shapes"} & set(case)
+        made |= {(*(evaluate(item.args[name], values) for name in names), evaluate(item.grid[0], values))
+                 for values in _product(case)}  # fmt: skip
+    assert made == wanted
+
+
+@pytest.mark.parametrize("text", ["1..4", "0..64 by 16", " 1 ..", "1e3..1e4"])
+def test_text_that_would_read_as_a_range_is_kept_as_recorded(text):
+    data = {"schema": 1, "id": "x", "kernel": "k.py:k", "args": [text]}
+    assert "reads as a range" in flatten(RecordedLaunch.model_validate(data), ["x"])
+
+
 def _product(case):
     import itertools
 
