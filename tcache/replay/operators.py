@@ -10,6 +10,8 @@ tensors.
 from __future__ import annotations
 
 import contextlib
+import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +22,9 @@ from tcache.replay.autocast import AUTOCAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
-__all__ = ["is_operator", "operators_for_ghosts", "prepare"]
+__all__ = ["is_operator", "operators_for_ghosts", "prepare", "take_back"]
 
 _GPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # AMD's, too
 _AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradMeta)
@@ -74,6 +77,33 @@ def _python(name: str) -> str | None:
     return next((kind for kind in _BELOW + _THROUGH if f"{namespace}/{rest}/{kind}" in known), None)
 
 
+_BETWEEN = ("torch", "tcache", "functools")
+_made: dict[int, list[weakref.ref[Any]]] = {}
+"""Identity of a module's namespace (a name may be there twice) -> the libraries it made in replays, also by torch's
+own functions (``torch.library.define``)."""
+
+
+def _noting(init: Callable[..., None]) -> Callable[..., None]:
+    """Return ``Library.__init__`` for the block, which notes whose a library is."""
+
+    def making(library: Any, *args: Any, **kwargs: Any) -> None:
+        init(library, *args, **kwargs)
+        frame = sys._getframe(1)
+        while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
+            frame = frame.f_back
+        _made.setdefault(id(frame.f_globals), []).append(weakref.ref(library))
+
+    return making
+
+
+def take_back(module: ModuleType) -> None:
+    """Destroy what a module registered: whoever imports it again defines its operators again, which torch refuses."""
+    found = [library() for library in _made.pop(id(vars(module)), [])]
+    for library in [*found, *list(vars(module).values())]:
+        if isinstance(library, torch.library.Library):
+            library._destroy()
+
+
 def _replacing(
     impl: Callable[..., None], inside: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Callable[..., None]:
@@ -102,8 +132,8 @@ def operators_for_ghosts(inside: Callable[[Callable[..., Any]], Callable[..., An
         inside: turns a function into one that runs inside the ghosts' mode.
     """
     _libraries.append(torch.library.Library("_", "IMPL"))
-    impl = torch.library.Library.impl
-    torch.library.Library.impl = _replacing(impl, inside)
+    before = torch.library.Library.__init__, torch.library.Library.impl
+    torch.library.Library.__init__, torch.library.Library.impl = _noting(before[0]), _replacing(before[1], inside)
     passing = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     passing.append(AUTOCAST)
     changed = [(operator, operator.non_fallthrough_keys) for operator in torch._ops._higher_order_ops.values()]
@@ -113,7 +143,7 @@ def operators_for_ghosts(inside: Callable[[Callable[..., Any]], Callable[..., An
         with set_wrap_triton_enabled(False):  # what wrap_triton wraps is launched as it is
             yield
     finally:
-        torch.library.Library.impl = impl
+        torch.library.Library.__init__, torch.library.Library.impl = before
         passing.remove(AUTOCAST)
         for operator, keys in changed:
             operator.non_fallthrough_keys = keys

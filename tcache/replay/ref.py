@@ -104,19 +104,12 @@ def forget_modules(names: set[str]) -> None:
     for name in names:
         if name.partition(".")[0] in forgotten & set(packages):
             module = sys.modules.pop(name, None)
-            _take_back_operators(module)
+            if module is not None and "torch" in sys.modules:
+                from tcache.replay.operators import take_back
+
+                take_back(module)
             for path in [path for path, loaded in _loaded.items() if loaded is module]:
                 del _loaded[path]
-
-
-def _take_back_operators(module: ModuleType | None) -> None:
-    """Destroy what a module registered with torch: a namespace can be defined once, by whoever imports it again too."""
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "library"):
-        return
-    for value in list(getattr(module, "__dict__", {}).values()):
-        if isinstance(value, torch.library.Library):
-            value._destroy()
 
 
 def _origins(module: ModuleType | None) -> set[str]:

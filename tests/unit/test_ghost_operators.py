@@ -48,6 +48,9 @@ library.impl("seen_through", copy)
 library.define("two.first(Tensor x) -> Tensor")
 library.define("two.second(Tensor x, int n) -> Tensor")
 library.impl("two.second", lambda x, n: copy(x), "CUDA")
+torch.library.define("tcache_tests::by_name", "(Tensor x) -> Tensor")
+torch.library.impl("tcache_tests::by_name", "cuda", copy)
+torch.library.register_fake("tcache_tests::by_name", torch.empty_like)
 library.define("filled(Tensor x, Tensor(a!) y) -> ()")
 library.impl("filled", lambda x, y: k[(4,)](x, y, x.numel(), 128) and None, "CUDA")
 
@@ -106,6 +109,10 @@ def overloaded(x):
     return torch.ops.tcache_tests.two(x, 3)
 
 
+def by_name(x):
+    return torch.ops.tcache_tests.by_name(x)
+
+
 def filled(x):
     torch.ops.tcache_tests.filled(x, torch.empty_like(x))
 
@@ -147,7 +154,7 @@ def known_values(x):
 
 FUNCTIONS = [
     "registered", "no_fake", "anywhere", "seen_through", "overloaded", "filled", "custom", "custom_cuda",
-    "by_namespace", "through_triton", "wrapped", "within_a_layer",
+    "by_namespace", "through_triton", "wrapped", "by_name", "within_a_layer",
 ]  # fmt: skip
 NUMBERS = itertools.count()
 
