@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
 from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITCallable, JITFunction, KernelInterface, MockTensor
+
+from tcache.errors import TcacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,12 +82,18 @@ def through_launchers(
         Kernel object, arguments and keyword arguments.
 
     Raises:
+        TcacheError: it benchmarks by itself, so that what it would launch is not known.
         Exception: whatever the launcher raises.
     """
     if not _is_launcher(kernel):
         return kernel, args, kwargs
 
     def seen(here: Any, *given: Any, grid: Any = None, warmup: Any = None, **named: Any) -> None:  # noqa: ARG001
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code is not through_launchers.__code__:
+            if frame.f_globals.get("__name__") == "triton.testing":
+                raise TcacheError(f"a {type(kernel).__name__} measures configs, which needs a GPU")
+            frame = frame.f_back
         raise _Launched(here, given, named)
 
     originals = _runs()

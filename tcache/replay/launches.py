@@ -30,6 +30,7 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Compile options that a spelled-out launch may state among its arguments."""
 
 
+_RECORD = "record its launches on a GPU with `tcache record`"
 _SPELL_OUT = "spell its launches out with 'kernel:', or record them on a GPU with `tcache record`"
 
 
@@ -74,6 +75,10 @@ def launches(case: Case) -> list[Launch]:
         grid = _grid(case, given, kernel)
         try:
             made, args, kwargs = through_launchers(kernel, grid, (), given)
+        except ManifestError:  # of the grid
+            raise
+        except TcacheError as error:
+            raise ManifestError(case.where, f"{case.ref} cannot be replayed: {error.message}", _RECORD) from error
         except Exception as error:
             raise _wrapper_failed(case, error) from error
         return [Launch(made, args, kwargs, case.where, case.ref, grid)]

@@ -287,6 +287,20 @@ def benchmarks(x):
 def misses_a_module(x):
     import not_installed_here
 
+class Chooser(KernelInterface):
+    # measures configs by itself, as the tuner of AutoGPTQ does
+    def __init__(self, fn):
+        self.fn, self.arg_names = fn, fn.arg_names
+
+    def run(self, *args, **kwargs):
+        times = {size: triton.testing.do_bench(lambda: self.fn.run(*args, B=size, **kwargs)) for size in (16, 32)}
+        return self.fn.run(*args, B=min(times, key=times.get), **kwargs)
+
+chosen = Chooser(k)
+
+def chooses(x):
+    chosen[(1,)](x, 16)
+
 def loads(x):
     from triton.runtime import driver
     driver.active.utils.load_binary("k", b"", 0, 0)
@@ -309,6 +323,7 @@ def test_other_ways_to_launch(kernel_file, tmp_path, function, made):
 @pytest.mark.parametrize(("function", "message", "hint"), [
     ("asks", r"wrapper\.py:\d+: compiled_kernel\.n_regs is known once a kernel is compiled", "tcache record"),
     ("benchmarks", "benchmarks cannot be replayed for n=16: nothing can be benchmarked", "kernel:"),
+    ("chooses", "chooses cannot be replayed for n=16: a Chooser measures configs, which needs a GPU", "tcache record"),
     ("misses_a_module", r"failed for n=16 at \S+wrapper\.py:\d+: ModuleNotFoundError", "install it here, too"),
     ("loads", "loads cannot be replayed for n=16: kernel k cannot be loaded", "kernel:"),
 ])  # fmt: skip
