@@ -158,6 +158,18 @@ def test_a_recording_that_is_none(project, tcache):
     assert "serve.json:1:1: no line of a recording" in tcache("resolve", "m.yaml", cwd=project, check=2).stderr
 
 
+def test_kernels_whose_module_asks_for_a_gpu_while_it_is_imported(project, tcache):
+    (project / "asks.py").write_text(
+        "import torch\nimport triton\nMAJOR, _ = torch.cuda.get_device_capability()\nprint(torch.zeros(1).cuda())\n"
+        "@triton.jit\ndef k(x, n):\n    pass\n\nassert MAJOR in (8, 9)\n"
+    )
+    item = "{kernel: asks.py:k, args: {x: {shape: [n], dtype: int8}, n: n}, grid: [1], cases: [{n: 64}]}"
+    (project / "m.yaml").write_text(f"version: 1\ngpus: [NVIDIA L4, NVIDIA H200]\nkernels:\n  - {item}\n")
+    tcache("manifest", "check", "m.yaml", cwd=project, check=0)
+    done = tcache("resolve", "m.yaml", "--json", cwd=project, check=0)
+    assert len({row["entry"] for row in json.loads(done.stdout)["launches"]}) == 2
+
+
 def test_a_crash_of_the_users_code_shows_its_line(project, tcache):
     (project / "crash.py").write_text("def crash(x):\n    import ctypes\n    ctypes.string_at(0)\n")
     item = "{call: crash.py:crash, args: {x: {shape: [n], dtype: int8}}, cases: [{n: 64}]}"
