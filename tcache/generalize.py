@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tcache.manifest.arguments import DTYPES
+from tcache.manifest.expand import reads_as_a_range
 from tcache.manifest.expr import evaluate
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ _BYTES = {
 }  # fmt: skip
 """Of the element types larger than a byte."""
 
-_RESERVED = ("cdiv", "max", "min", "next_power_of_2")
+_RESERVED = ("cdiv", "max", "min", "next_power_of_2", "true", "false", "null", "gpus", "shapes", "where")
+"""What is no name in an expression, or is something else in a case."""
 _LETTERS = ("M", "N", "K", "B", "H", "D", "S", "T", "C", "P", "Q", "R", "U", "V", "W", "X", "Y", "Z")
+
+_FRESH = tuple(f"BLOCKS{number}" for number in range(1000))
 
 Slot = tuple[str, ...]
 """Where a value stands: ``("x", "shape", "0")`` or ``("n",)``."""
@@ -86,6 +90,8 @@ def flatten(launch: RecordedLaunch, names: Sequence[str]) -> Row | str:
     for name, value in given.items():
         if name not in names and name not in OPTIONS:
             return f"option {name}"
+        if reads_as_a_range(value):
+            return f"argument {name}: {value!r}, which reads as a range"
         if isinstance(value, dict) and "tensor" in value:
             made = _tensor(name, value, values)
             if isinstance(made, str):
@@ -214,7 +220,7 @@ def _name(rows: list[Row]) -> tuple[dict[Slot, Any], dict[str, list[Any]]]:
         scalar = next((slot[0] for slot in slots if len(slot) == 1 and slot[0] not in _RESERVED), None)
         product = _product(column, symbols) if scalar is None else None
         if product is None:
-            product = scalar if scalar is not None else next(kinds if slots[0][1] == "dtype" else fresh)
+            product = scalar if scalar is not None else next(kinds if slots[0][-1] == "dtype" else fresh)
             symbols[product] = column
         texts |= dict.fromkeys(slots, product)
     return texts, symbols
@@ -251,18 +257,18 @@ def _grid(rows: list[Row], symbols: dict[str, list[Any]]) -> tuple[list[Any], di
     extra: dict[str, list[Any]] = {}
     scopes = [{**{name: column[number] for name, column in symbols.items()}, **_scalars(row), **row.meta}
               for number, row in enumerate(rows)]  # fmt: skip
-    names = [name for name in scopes[0] if all(_positive(scope.get(name)) for scope in scopes)]
+    usable = [name for name in scopes[0] if name not in _RESERVED]
+    names = [name for name in usable if all(_positive(scope.get(name)) for scope in scopes)]
     for axis in range(len(rows[0].grid)):
         column = [row.grid[axis] for row in rows if row.grid is not None]
         constant = len(set(column)) == 1  # says nothing of where it comes from, unless a config is known to matter
         blocks = [name for name in names if all(name in (row.tuned if constant else row.meta) for row in rows)]
         sizes = [name for name in names if not any(name in row.meta for row in rows)]
         text: Any = None if constant and (column[0] == 1 or not blocks) else _explain(column, blocks, sizes, scopes)
-        if text is None:
-            text = column[0] if constant else f"GRID{axis}"
-        if text == f"GRID{axis}":
+        if text is None and not constant:
+            text = next(name for name in (f"GRID{axis}", *_FRESH) if name not in scopes[0] and name not in extra)
             extra[text] = column
-        found.append(text)
+        found.append(column[0] if text is None else text)
     return found, extra
 
 

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 __all__ = ["dotted_name", "found_again", "module_named", "module_of", "ref_of", "values_in"]
@@ -67,11 +67,13 @@ def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
         function: the Python function below it, or the class.
         folder: what a file's path shall be relative to.
     """
-    module = sys.modules.get(str(function.__module__))
-    attribute = found_again(kernel, function)
+    module = sys.modules.get(str(function.__module__)) or _hidden(function)
+    attribute = _attribute(module, kernel, str(function.__qualname__)) if module is not None else None
     code = getattr(function, "__code__", None)
     path = str(getattr(module, "__file__", None) or getattr(code, "co_filename", ""))
     where = _module_ref(str(function.__module__), path, folder)
+    if isinstance(module, SimpleNamespace):
+        where = _relative(Path(path), folder)
     if attribute is None:
         reason = (
             "it was made inside a function" if "<locals>" in function.__qualname__ else "no module has it as a name"
@@ -97,7 +99,19 @@ def _module_ref(name: str, path: str, folder: Path) -> str:
     known = _real_name(name, file)
     if not file.is_file() or file.suffix != ".py" or _installed(file) or dotted_name(file) != known:
         return known
+    return _relative(file, folder)
+
+
+def _relative(file: Path, folder: Path) -> str:
     return Path(os.path.relpath(file.resolve(), folder.resolve())).as_posix()
+
+
+def _hidden(function: Any) -> SimpleNamespace | None:
+    """Return the module of a function as far as it is one that ``sys.modules`` lacks: generated, and loaded by path."""
+    names = getattr(function, "__globals__", {})
+    file = names.get("__file__")
+    known = isinstance(file, str) and file.endswith(".py") and os.path.isfile(file)
+    return SimpleNamespace(**names) if known and names.get("__name__") == function.__module__ else None
 
 
 def _real_name(name: str, file: Path) -> str:

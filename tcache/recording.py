@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tcache import startup
 from tcache._triton import release, watch
 from tcache._triton.kernels import jit_of
-from tcache._triton.values import Indescribable, describe
+from tcache._triton.values import Indescribable, describe, holds_tensor
 from tcache.capture import capture, captured_folder
 from tcache.errors import UsageError
 from tcache.keys.source import source_identity
@@ -69,7 +69,11 @@ class Recorder:
         if _recorder is not None:
             raise UsageError(f"this process records already, to {_recorder.path}", "nest no recordings")
         _recorder = self
-        watch.start(self.note)
+        try:
+            watch.start(self.note)
+        except BaseException:
+            self.stop()
+            raise
         startup.on_miss = self.missed
         if self._counts:
             self._count()
@@ -121,6 +125,7 @@ class Recorder:
         try:
             row["args"] = [describe(value, self._ref) for value in sight.args]
             row["kwargs"] = {name: describe(value, self._ref) for name, value in sight.kwargs.items()}
+            _check_constants(function, {**dict(zip(function.arg_names, row["args"], strict=False)), **row["kwargs"]})
         except Indescribable as error:
             row |= {"args": [], "kwargs": {}, "problem": str(error)}
         if sight.foreign:
@@ -206,6 +211,13 @@ class Recorder:
         pool = sys.modules.get("multiprocessing.util")
         if pool is not None:  # children of multiprocessing end without atexit, and forget finalizers at their start
             pool.register_after_fork(self, lambda own: pool.Finalize(None, own.write_counts, exitpriority=100))
+
+
+def _check_constants(function: Any, given: dict[str, Any]) -> None:
+    """Refuse a tensor as a constexpr: its text, contents and all, would be part of the kernel."""
+    for name in (function.arg_names[number] for number in function.constexprs):
+        if holds_tensor(given.get(name)):
+            raise Indescribable(f"argument {name} is a constexpr, and a tensor was passed")
 
 
 def _known(path: Path) -> tuple[set[tuple[str, ...]], dict[str, Any]]:

@@ -88,6 +88,8 @@ class StubDriver(DriverBase):  # type: ignore[misc]  # upstream is untyped
             "nothing can be benchmarked: there is no GPU, only tcache's stub driver", "run `tcache tune` on a GPU"
         )
 
+    get_empty_cache_for_benchmark = get_benchmarker  # what triton.testing.do_bench asks for
+
     def launcher_cls(self, src: Any, _metadata: Any) -> Any:
         raise TcacheError(f"kernel {src.name} cannot be launched: there is no GPU, only tcache's stub driver")
 

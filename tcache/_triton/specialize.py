@@ -28,7 +28,6 @@ _TEXT_IS_A_PROPERTY = triton.__version__.startswith("3.6.")
 """3.6 also reads strings passed as constexpr for properties: one with a D in it is "divisible by 16", in the entry's
 key too. Since 3.7 ``JITFunction._pack_args`` leaves constexprs out."""
 
-
 ONE = "equal to 1"
 """Property, among the facts of a launch, of an argument that upstream has no list of properties for although it is
 specialized: a parameter with a type keeps that type where the value is 1, and the entry's key tells the two apart."""

@@ -2,8 +2,10 @@
 
 JSON's own values stand for themselves. Everything else is an object with one telling key:
 
-``{"float": "nan"}``, ``{"tuple": […]}``, ``{"named": ref, "items": […]}``, ``{"dtype": "torch.bfloat16"}``,
-``{"dtype": "tl.fp32"}``, ``{"constexpr": …}``, ``{"enum": ref, "name": …}``, ``{"function": ref}``,
+``{"float": "nan"}``, ``{"tuple": […]}``, ``{"named": ref, "items": […]}``, ``{"sequence": ref, "items": […]}`` (other
+tuples and lists: ``torch.Size``), ``{"numpy": "int64", "value": …}``, ``{"dtype": "torch.bfloat16"}``,
+``{"dtype": "tl.fp32"}``, ``{"constexpr": …}``, ``{"enum": ref, "name": …}`` (``"value"`` for flags that are set
+together), ``{"function": ref}``,
 ``{"dataclass": ref, "fields": {…}}`` (tensor descriptors are dataclasses in every release), and
 ``{"tensor": "float32", "shape": […], "stride": […], "address": bytes modulo 16, "storage": bytes}``; the last two are
 left out where they are 0 and where they do not matter (up to 2 GiB, which is where AMD's backend forks).
@@ -23,7 +25,7 @@ from triton.runtime.jit import JITCallable, TensorWrapper
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Indescribable", "describe", "restore"]
+__all__ = ["Indescribable", "describe", "holds_tensor", "restore"]
 
 _TWO_GIB = 2**31 - 1
 
@@ -42,6 +44,8 @@ def describe(value: Any, ref: Callable[[Any], str]) -> Any:
     Raises:
         Indescribable: there is no description for such a value.
     """
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):  # numpy's float64 is a float, too
+        return _numpy(value)
     if value is None or isinstance(value, (bool, int, float, str, enum.Enum)):
         return _scalar(value, ref)
     if isinstance(value, tl.constexpr):
@@ -52,9 +56,9 @@ def describe(value: Any, ref: Callable[[Any], str]) -> Any:
         return {"dtype": str(value)}
     if isinstance(value, (list, tuple)):
         items = [describe(item, ref) for item in value]
-        if isinstance(value, list):
-            return items
-        return {"named": ref(type(value)), "items": items} if hasattr(value, "_fields") else {"tuple": items}
+        if type(value) in (list, tuple):
+            return items if type(value) is list else {"tuple": items}
+        return {"named" if hasattr(value, "_fields") else "sequence": ref(type(value)), "items": items}
     if isinstance(value, JITCallable) or inspect.isfunction(value):
         return {"function": ref(value)}
     return _object(value, ref)
@@ -62,12 +66,32 @@ def describe(value: Any, ref: Callable[[Any], str]) -> Any:
 
 def _scalar(value: Any, ref: Callable[[Any], str]) -> Any:
     if isinstance(value, enum.Enum):
-        return {"enum": ref(type(value)), "name": value.name}
+        if value.name in type(value).__members__:
+            return {"enum": ref(type(value)), "name": value.name}
+        return {"enum": ref(type(value)), "value": describe(value.value, ref)}
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
     if value is None or isinstance(value, bool):
         return value
     return int(value) if isinstance(value, int) else str(value)  # subclasses are what the binder takes them for
+
+
+def _numpy(value: Any) -> dict[str, Any]:
+    """Describe one of numpy's numbers: as a constexpr its text is part of the kernel, and that is numpy's own."""
+    if getattr(value, "shape", None) != () or type(value).__name__ not in _NUMBERS:
+        raise Indescribable(f"an argument of type numpy.{type(value).__qualname__} has no description")
+    item = value.item()
+    return {"numpy": type(value).__name__, "value": repr(item) if isinstance(item, float) else item}
+
+
+_NUMBERS = (
+    "bool",
+    "bool_",
+    "float16",
+    "float32",
+    "float64",
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+)
 
 
 def _object(value: Any, ref: Callable[[Any], str]) -> dict[str, Any]:
@@ -106,6 +130,13 @@ def _tl_name(value: Any) -> str:
     return f"tl.{value.name}"
 
 
+def holds_tensor(data: Any) -> bool:
+    """Return whether a description is of a tensor, or of something with a tensor in it."""
+    if isinstance(data, list):
+        return any(map(holds_tensor, data))
+    return isinstance(data, dict) and ("tensor" in data or any(map(holds_tensor, data.values())))
+
+
 def restore(data: Any, tensor: Callable[[dict[str, Any]], Any], load: Callable[[str], Any]) -> Any:
     """Return the value that :func:`describe` described.
 
@@ -130,10 +161,13 @@ def restore(data: Any, tensor: Callable[[dict[str, Any]], Any], load: Callable[[
         ("reinterpret", lambda: TensorWrapper(restore(data["reinterpret"], tensor, load), _dtype(data["dtype"]))),
         ("dtype", lambda: _dtype(data["dtype"])),
         ("float", lambda: float(data["float"])),
-        ("enum", lambda: _class(data["enum"], load, lambda kind: issubclass(kind, enum.Enum))[data["name"]]),
+        ("numpy", lambda: _number(data["numpy"], data["value"])),
+        ("enum", lambda: _member(_class(data["enum"], load, lambda kind: issubclass(kind, enum.Enum)), data)),
         ("function", lambda: load(data["function"])),
         ("named", lambda: _class(data["named"], load, lambda kind: hasattr(kind, "_fields"))(
             *(restore(item, tensor, load) for item in data["items"]))),
+        ("sequence", lambda: _class(data["sequence"], load, lambda kind: issubclass(kind, (tuple, list)))(
+            [restore(item, tensor, load) for item in data["items"]])),
         ("dataclass", lambda: _class(data["dataclass"], load, dataclasses.is_dataclass)(
             **{name: restore(item, tensor, load) for name, item in data["fields"].items()})),
     ]  # fmt: skip
@@ -141,9 +175,23 @@ def restore(data: Any, tensor: Callable[[dict[str, Any]], Any], load: Callable[[
         if name in data:
             try:
                 return make()
-            except (KeyError, TypeError, AttributeError, AssertionError) as error:
+            except Indescribable:
+                raise
+            except (KeyError, TypeError, ValueError, AttributeError, AssertionError, ImportError) as error:
                 raise Indescribable(f"{data!r:.80} describes no argument: {error}") from error
     raise Indescribable(f"{data!r:.80} describes no argument")
+
+
+def _member(kind: Any, data: dict[str, Any]) -> Any:
+    return kind[data["name"]] if "name" in data else kind(data["value"])
+
+
+def _number(kind: str, value: Any) -> Any:
+    import numpy as np
+
+    if kind not in _NUMBERS:
+        raise KeyError(kind)
+    return getattr(np, kind)(value)
 
 
 def _dtype(text: str) -> Any:

@@ -124,24 +124,33 @@ class _Winners(dict):  # type: ignore[type-arg]
 def _first(watched: _Watched, compiled: Any, key: Any, shape: Any, frame: FrameType) -> None:
     if compiled not in watched and compiled in watched.below:
         watched[compiled] = watched.below[compiled]
-    if _sink is None or frame.f_code is not _RUN or frame.f_locals["warmup"]:
-        return  # a warm-up is no launch
-    watched.counts.setdefault(key, 0)  # two threads may be here at once, and both launched
-    watched.counts[key] += 1
-    watched.rows.setdefault(key, None)
+    if _sink is None or frame.f_code is not _RUN or not _is_the_programs(frame):
+        return
+    if not frame.f_locals["warmup"]:  # else it needs its entry, and is not counted
+        watched.counts.setdefault(key, 0)  # two threads may be here at once, and both launched
+        watched.counts[key] += 1
+        watched.rows.setdefault(key, None)
     try:
         found = _sight(frame)
         # benchmarks go past the table of winners
-        benchmark = found.tuner is not None and shape is None
+        tuner = found.tuner[0] if found.tuner is not None else None
+        benchmark = tuner is not None and shape is None
+        if tuner is not None and not isinstance(tuner.cache, _Winners):
+            benchmark = found.benchmark
         row = _sink(replace(found, benchmark=benchmark))
     except Exception as error:  # the launch is the service's business, noting it is ours
         _log.warning("tcache: a launch is not recorded: %s: %s", type(error).__name__, error)
         return
-    if not benchmark:
+    if not benchmark and key in watched.rows:
         watched.rows[key] = row
 
 
-_RUN = JITFunction.run.__code__
+def _is_the_programs(frame: FrameType) -> bool:
+    """Return whether ``JITFunction.run`` launches, or compiles for the program's ``kernel.warmup``."""
+    return not frame.f_locals["warmup"] or (frame.f_back is not None and frame.f_back.f_code is _WARMUP)
+
+
+_RUN, _WARMUP = JITFunction.run.__code__, KernelInterface.warmup.__code__
 _OWN_OPTIONS = ("debug", "instrumentation_mode", "fpsan_homomorphic_casts")
 """What ``JITFunction.run`` adds to its keyword arguments."""
 
@@ -151,7 +160,7 @@ def launch_in_progress() -> Sight | None:
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _RUN:
-            return None if frame.f_locals["warmup"] else _sight(frame)
+            return _sight(frame) if _is_the_programs(frame) else None
         found = frame.f_locals if frame.f_code.co_name == "run" else {}
         warmup = found.get("warmup", found.get("kwargs", {}).get("warmup", True))  # tcache's run names it
         if isinstance(found.get("self"), KernelInterface) and not warmup:
@@ -211,6 +220,7 @@ def _sight(frame: FrameType) -> Sight:
         outer.kwargs,
         None if grid is None else tuple(int(size) for size in grid),
         outer.tuner,
+        outer.benchmark,
         specialization=specialization,
         options=options,
     )
@@ -218,13 +228,16 @@ def _sight(frame: FrameType) -> Sight:
 
 def _outermost(function: Any, frame: FrameType | None) -> Sight:
     """Walk from ``JITFunction.run`` to where the program launched: ``kernel[grid](…)``, or a call of ``run``."""
-    kernel, args, kwargs, tuner = function, (), {}, None
+    kernel, args, kwargs, tuner, benchmark = function, (), {}, None, False
     while frame is not None:
         name = frame.f_code.co_name
+        benchmark |= name == "_bench" and isinstance(frame.f_locals.get("self"), Autotuner)
         if name in ("run", "<lambda>"):
             found = frame.f_locals
             here = found.get("self")
-            if isinstance(here, KernelInterface) and "args" in found and "kwargs" in found and jit_of(here) is function:
+            # others' launchers are passed by: what they launch is replayed without them
+            own = isinstance(here, (Autotuner, Heuristics, JITFunction))
+            if own and "args" in found and "kwargs" in found and jit_of(here) is function:
                 kernel, args, kwargs = here, tuple(found["args"]), dict(found["kwargs"])
                 if name == "<lambda>":
                     break
@@ -237,7 +250,7 @@ def _outermost(function: Any, frame: FrameType | None) -> Sight:
                     added = (*added, *_OWN_OPTIONS[1:], *(() if kwargs.get("debug") else ("debug",)))
                 kwargs = {k: v for k, v in kwargs.items() if k not in added}
         frame = frame.f_back
-    return Sight(kernel, function, args, kwargs, None, tuner)
+    return Sight(kernel, function, args, kwargs, None, tuner, benchmark)
 
 
 def counts() -> dict[str, int]:
@@ -300,8 +313,8 @@ def _watching_tuner(tuner: Any, *args: Any, **kwargs: Any) -> None:
 
 def _watch_tuner(tuner: Any) -> None:
     function = jit_of(tuner)
-    if not isinstance(function, JITFunction) or not hasattr(tuner, "cache"):
-        return
+    if not isinstance(function, JITFunction) or type(getattr(tuner, "cache", None)) is not dict:
+        return  # FlagGems keeps winners in a database: what it measured first is recorded, and not counted
     last = function.__dict__.setdefault("_tcache_last", threading.local())
     tuner.cache = _Winners(tuner.cache, last)
     _replace_caches(function)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -58,6 +60,8 @@ class _Lazy(click.Group):
         """Be the program, if no arguments are given: those of the process count, and the process ends here."""
         if args or "args" in kwargs:
             return super().__call__(*args, **kwargs)
+        with contextlib.suppress(Exception):  # no standard error to write to
+            faulthandler.enable()  # a replay runs the user's code: where it crashes, its line is shown
         try:
             return super().__call__(**kwargs)
         except SystemExit as end:

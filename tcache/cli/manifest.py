@@ -14,7 +14,10 @@ from tcache.cli.options import json_option, manifests, quiet_noise
 from tcache.cli.output import print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tcache.errors import ManifestError
+    from tcache.keys.gpu import GPU
     from tcache.manifest import LoadedManifest
 
 
@@ -105,12 +108,23 @@ def _cases(manifest: LoadedManifest, *, imports: bool) -> tuple[list[ManifestErr
         if case.gpus and manifest.gpus and not any(matches(case.gpus, name) for name in manifest.gpus)
     ]
     if imports:
-        from tcache._triton.driver import stub
         from tcache.replay.check import check_cases
+        from tcache.replay.machine import machine
 
-        with contextlib.redirect_stdout(sys.stderr), stub("cuda", 90, 32):
+        with contextlib.redirect_stdout(sys.stderr), machine(_gpu(manifest.gpus)):
             problems += check_cases(cases)
     return list({problem.message: problem for problem in problems}.values()), len(cases)
+
+
+def _gpu(names: Iterable[str]) -> GPU:
+    """Return the first GPU named that is known, else one of many."""
+    from tcache.errors import UnknownGPU
+    from tcache.keys.gpu import find_gpu
+
+    for name in names:
+        with contextlib.suppress(UnknownGPU):
+            return find_gpu(name)
+    return find_gpu("NVIDIA H200")
 
 
 def _notes(manifest: LoadedManifest | None) -> list[str]:

@@ -97,7 +97,7 @@ def _moved_launch(launch: RecordedLaunch, there: Path, here: Path) -> RecordedLa
             return [moved(item) for item in value]
         if not isinstance(value, dict):
             return value
-        refs = ("function", "enum", "named", "dataclass")
+        refs = ("function", "enum", "named", "sequence", "dataclass")
         return {name: _moved(item, there, here) if name in refs and isinstance(item, str) else moved(item)
                 for name, item in value.items()}  # fmt: skip
 
@@ -119,24 +119,19 @@ def _write_rest(rest: list[tuple[RecordedLaunch, str, str, Path]], output: Path)
 
 
 def _yaml(items: list[Item], gpus: list[str], recordings: list[str]) -> str:
-    lines = ["version: 1", *([f"gpus: {_flow(gpus)}"] if gpus else []), "kernels:"]
+    from tcache.manifest.edit import flow
+
+    lines = ["version: 1", *([f"gpus: {flow(gpus)}"] if gpus else []), "kernels:"]
     for item in items:
-        lines.append(f"  - kernel: {_flow(item.kernel)}")
+        lines.append(f"  - kernel: {flow(item.kernel)}")
         lines += [f"    # {note}" for note in item.notes]
         lines.append("    args:")
-        lines += [f"      {_flow(name)}: {_flow(spec)}" for name, spec in item.args.items()]
-        lines.append(f"    grid: {_flow(item.grid)}")
+        lines += [f"      {flow(name)}: {flow(spec)}" for name, spec in item.args.items()]
+        lines.append(f"    grid: {flow(item.grid)}")
         lines.append("    cases:")
-        lines += [f"      - {_flow(case)}" for case in item.cases]
-    lines += [f"  - launches: {_flow(name)}" for name in recordings]
+        lines += [f"      - {flow(case)}" for case in item.cases]
+    lines += [f"  - launches: {flow(name)}" for name in recordings]
     return "\n".join(lines) + "\n"
-
-
-def _flow(value: Any) -> str:
-    import yaml
-
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False, allow_unicode=True)
-    return str(text).removesuffix("\n").removesuffix("\n...")
 
 
 def _count(item: Item) -> int:

@@ -48,13 +48,18 @@ class _Range:
             value = value * self.step if self.factor else value + self.step
 
 
+def reads_as_a_range(value: Any) -> bool:
+    """Return whether a case's value is a range to this language, or a slip of the pen in one: no text of its own."""
+    return isinstance(value, str) and _LIKE_A_RANGE.match(value) is not None
+
+
 def _range(text: Any) -> _Range | None:
     """Return what a range such as ``1..8``, ``0..64 by 16`` or ``16..4096 by *2`` says; None for other values.
 
     Raises:
         ExpressionError: it looks like a range and is none, or holds nothing.
     """
-    if not isinstance(text, str) or not _LIKE_A_RANGE.match(text):
+    if not reads_as_a_range(text):
         return None
     match = _RANGE.fullmatch(text)
     expected = "expected first..last, first..last by 16, or first..last by *2"

@@ -56,8 +56,8 @@ def arguments(case: Case, make: Maker) -> dict[str, Any]:
 
 
 def describe(case: Case) -> str:
-    """Return a case's values as messages show them."""
-    return ", ".join(f"{name}={value}" for name, value in case.scope.items())
+    """Return a case's values as messages show them, after "for"."""
+    return ", ".join(f"{name}={value}" for name, value in case.scope.items()) or "its case"
 
 
 def _argument(spec: Any, case: Case, make: Maker) -> Any:

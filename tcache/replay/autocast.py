@@ -22,7 +22,7 @@ from tcache.replay.layouts import LAID_OUT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["POLICIES", "autocast_for_ghosts"]
+__all__ = ["AUTOCAST", "POLICIES", "autocast_for_ghosts"]
 
 POLICIES: dict[str, str] = {
     "lower": """
@@ -50,7 +50,7 @@ POLICIES: dict[str, str] = {
 """Operators of ATen (name, or name.overload) by what autocast does with their arguments."""
 
 _APPENDED = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
-_KEY = torch._C.DispatchKey.AutocastPrivateUse1
+AUTOCAST = torch._C.DispatchKey.AutocastPrivateUse1
 
 
 def _eligible(value: Any) -> bool:
@@ -131,7 +131,7 @@ _APPLY: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def _kernel(operator: Any, apply: Callable[[Any, Any, Any], Any] | None) -> Callable[..., Any]:
-    keys = torch._C.DispatchKeySet(_KEY)
+    keys = torch._C.DispatchKeySet(AUTOCAST)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         # a backward runs inside the mode, where ghosts say that they are on a GPU
@@ -163,14 +163,14 @@ def autocast_for_ghosts() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     for full, kernel in _kernels():
         library.impl(full, kernel, "AutocastPrivateUse1")
-    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
-    included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)  # noqa: FBT003
-    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # noqa: FBT003
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOCAST)
+    included = torch._C._dispatch_tls_is_dispatch_key_included(AUTOCAST)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOCAST, False)  # noqa: FBT003
+    torch._C._dispatch_tls_set_dispatch_key_included(AUTOCAST, True)  # noqa: FBT003
     try:
         yield
     finally:
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, included)
-        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, excluded)
+        torch._C._dispatch_tls_set_dispatch_key_included(AUTOCAST, included)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOCAST, excluded)
         library._destroy()
         rest._destroy()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tcache.replay.stand_ins import Capture, Event, Generator, Graph, Ranges, Stream
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -58,94 +60,6 @@ def _properties(gpu: GPU) -> Properties:
     return Properties(**{name: value for name, value in found.items() if value is not None})
 
 
-class _Stream:
-    """A stream of a GPU that is not there: everything on it is done."""
-
-    def __init__(self, device: Any = None, priority: int = 0, stream_ptr: int = 0, **_: Any) -> None:
-        self.device = torch.device("cuda", 0) if device is None else torch.device(device)
-        self.device_index = self.device.index or 0
-        self.cuda_stream = self.stream_id = stream_ptr
-        self.priority = priority
-        self.native_handle = stream_ptr
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def synchronize(self) -> None:
-        """Nothing is running."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Nothing is running."""
-
-    def wait_event(self, event: Any) -> None:
-        """Nothing is running."""
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or _Event()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Stream) and other.cuda_stream == self.cuda_stream and other.device == self.device
-
-    def __hash__(self) -> int:
-        return hash((self.cuda_stream, self.device))
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Streams do not matter to a replay."""
-
-
-class _Event:
-    """An event on such a stream: recorded and past at once."""
-
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
-    ) -> None:
-        self.cuda_event = 0
-
-    def record(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end_event: Any) -> float:
-        return 0.0
-
-
-class _GeneratorType(type(torch.Generator)):  # type: ignore[misc]
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, _REAL_GENERATOR)
-
-
-_REAL_GENERATOR = torch.Generator
-
-
-class _Generator(_REAL_GENERATOR, metaclass=_GeneratorType):  # type: ignore[misc, valid-type]
-    """A CPU generator that claims the device it was asked for."""
-
-    def __new__(cls, device: Any = "cpu") -> Any:  # noqa: ARG004
-        return _REAL_GENERATOR.__new__(cls, "cpu")
-
-    def __init__(self, device: Any = "cpu") -> None:
-        found = torch.device(device)
-        self._claimed = torch.device("cuda", found.index or 0) if found.type == "cuda" else found
-
-    @property
-    def device(self) -> torch.device:
-        return self._claimed
-
-
 class _Current:
     """The current device, as ``torch.cuda.set_device`` and ``with torch.cuda.device(…)`` change it."""
 
@@ -184,7 +98,8 @@ def _replacements(gpu: GPU) -> list[tuple[Any, dict[str, Any]]]:
     properties = _properties(gpu)
     current = _Current()
     memory = gpu.hardware.memory or 0
-    stream = _Stream()
+    stream = Stream()
+    generator = Generator("cuda")
 
     def nothing(*_args: Any, **_kwargs: Any) -> None:
         return None
@@ -204,15 +119,19 @@ def _replacements(gpu: GPU) -> list[tuple[Any, dict[str, Any]]]:
         "is_bf16_supported": always(True), "is_tf32_supported": always(gpu.backend == "cuda"),
         "get_arch_list": always([gpu.torch_arch]), "can_device_access_peer": always(False),
         "current_stream": always(stream), "default_stream": always(stream), "stream": _stream, "set_stream": nothing,
-        "StreamContext": _stream, "Stream": _Stream, "ExternalStream": _Stream, "Event": _Event,
+        "StreamContext": _stream, "Stream": Stream, "ExternalStream": Stream, "Event": Event,
         "is_current_stream_capturing": always(False), "current_blas_handle": always(0),
         "mem_get_info": always((memory, memory)), "memory_allocated": always(0), "max_memory_allocated": always(0),
         "memory_reserved": always(0), "max_memory_reserved": always(0), "empty_cache": nothing, "ipc_collect": nothing,
         "reset_peak_memory_stats": nothing, "memory_stats": always({}), "utilization": always(0),
-        "manual_seed": nothing, "manual_seed_all": nothing, "seed": nothing, "seed_all": nothing,
-        "initial_seed": always(0), "get_rng_state": lambda *_a, **_k: torch.zeros(16, dtype=torch.uint8, device="cpu"),
-        "set_rng_state": nothing, "get_rng_state_all": always([]), "set_rng_state_all": nothing,
-        "default_generators": (_Generator("cuda"),),
+        "manual_seed": lambda seed: generator.manual_seed(seed) and None,
+        "manual_seed_all": lambda seed: generator.manual_seed(seed) and None, "seed": nothing, "seed_all": nothing,
+        "initial_seed": generator.initial_seed, "get_rng_state": lambda *_a, **_k: generator.get_state(),
+        "set_rng_state": lambda state, *_a, **_k: generator.set_state(state),
+        "get_rng_state_all": always([]), "set_rng_state_all": nothing,
+        "default_generators": (generator,),
+        "CUDAGraph": Graph, "graph": Capture, "graph_pool_handle": always((0, 0)),
+        "make_graphed_callables": lambda callables, *_a, **_k: callables,
     }  # fmt: skip
     below = {
         "_cuda_getDeviceCount": always(1), "_cuda_getDevice": current.get, "_cuda_setDevice": current.set,
@@ -233,7 +152,8 @@ def _replacements(gpu: GPU) -> list[tuple[Any, dict[str, Any]]]:
         (torch._C, below),
         (torch.version, version),
         (torch.accelerator, {name: value for name, value in accelerator.items() if value is not None}),
-        (torch, {"Generator": _Generator}),
+        (torch, {"Generator": Generator}),
+        (torch.cuda.nvtx, {"_nvtx": Ranges()}),
         (torch.backends.cuda, {"is_built": always(True)}),
         (getattr(torch.backends.cudnn, "m", torch.backends.cudnn), {"is_acceptable": always(False)}),
         (torch.Tensor, {"record_stream": nothing}),  # its parser takes no other stream than torch's own

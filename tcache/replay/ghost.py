@@ -19,15 +19,16 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import _device_constructors
 
-from tcache.replay.known import LIKE, as_ghosts, keep_all, values_of
+from tcache.replay.known import LIKE, as_ghosts, keep_all, sizes_known, values_of
 from tcache.replay.layouts import along_ones
+from tcache.replay.operators import is_operator, prepare
 from tcache.replay.place import CPU, FIRST, below, default_device, flat, mark, place_of, resolve
 from tcache.replay.values import LIMIT, ValueUnknown, keep, known, reads_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["GhostMode", "ghost", "hooks_in_mode"]
+__all__ = ["GhostMode", "ghost", "hooks_in_mode", "inside_mode"]
 
 _LARGE = 16 << 20
 """Bytes from which a CPU tensor of arbitrary content (empty, random) is a ghost too: initial weights of a model."""
@@ -43,7 +44,7 @@ class GhostMode(TorchFunctionMode):  # type: ignore[misc]  # untyped here
         handler = _SPECIAL.get(func)
         if handler is not None:
             return handler(func, args, named)
-        return _call(func, args, named)
+        return _operator(func, args, named) if is_operator(func) else _call(func, args, named)
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,9 +69,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         if not ghosts or not reads_values(error, resolve_name(func) or str(func)):
             raise
-        if values is None:
-            raise ValueUnknown(_name(func)) from error
-        return as_ghosts(values)
+        return _with_numbers(func, args, kwargs, error) if values is None else as_ghosts(values)
     if func in _PRESERVING and result.is_meta and result.shape == inputs[0].shape:
         result = _strides_of(inputs[0], result, kwargs.get("memory_format"))
     places = {wanted} if wanted is not None else {place_of(value) for value in ghosts}
@@ -79,6 +78,21 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if values is not None:
         keep_all(result, values)
     return result
+
+
+def _with_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+    """Call what failed because it needs values once more, with numbers for the tensors that are known ones (sizes)."""
+    stated = sizes_known((args, tuple(kwargs.values())))
+    if all(one is two for one, two in zip(flat(stated), flat((args, kwargs)), strict=True)):
+        raise ValueUnknown(_name(func)) from error
+    return _call(func, stated[0], dict(zip(kwargs, stated[1], strict=True)))
+
+
+def _operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call one of ``torch.ops``: what Python implements for a GPU launches kernels, and their results are unknown."""
+    places = [place_of(value) for value in flat((args, kwargs)) if isinstance(value, torch.Tensor) and value.is_meta]
+    call = prepare(func, inside_mode) if any(place.type == "cuda" for place in places) else None
+    return _call(func, args, kwargs) if call is None else call(*args, **kwargs)
 
 
 def _wanted(func: Any, kwargs: dict[str, Any]) -> torch.device | None:
@@ -201,20 +215,20 @@ def _backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seed = torch.ones((), dtype=args[0].dtype).expand_as(torch.empty(args[0].shape))
         kwargs["gradient"] = _move(seed, place_of(args[0]), (), {})  # its value is known, as on a GPU it would be
     engine = torch.autograd._engine_run_backward
-    torch.autograd._engine_run_backward = _in_mode(engine)
+    torch.autograd._engine_run_backward = inside_mode(engine)
     try:
         return func(*args, **kwargs)
     finally:
         torch.autograd._engine_run_backward = engine
 
 
-def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+def inside_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs inside the mode, whoever calls it: torch leaves a mode while it works for it."""
 
     def inside(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(mode, GhostMode) for mode in torch.overrides._get_current_function_mode_stack()):
-            return function(*args, **kwargs)
-        with GhostMode():
+        within = any(isinstance(mode, GhostMode) for mode in torch.overrides._get_current_function_mode_stack())
+        # what casts as autocast does calls torch with modes switched off
+        with torch._C._EnableTorchFunction(), contextlib.nullcontext() if within else GhostMode():
             return function(*args, **kwargs)
 
     return inside
@@ -224,7 +238,9 @@ def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 def hooks_in_mode() -> Iterator[None]:
     """Let hooks on saved tensors (activation checkpointing, offloading) see ghosts inside the block."""
     push = torch._C._autograd._push_saved_tensors_default_hooks
-    torch._C._autograd._push_saved_tensors_default_hooks = lambda pack, unpack: push(_in_mode(pack), _in_mode(unpack))
+    torch._C._autograd._push_saved_tensors_default_hooks = lambda pack, unpack: push(
+        inside_mode(pack), inside_mode(unpack)
+    )
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ import torch
 from tcache.replay.place import FIRST, flat
 from tcache.replay.values import LIMIT, keep, known
 
-__all__ = ["LIKE", "as_ghosts", "keep_all", "values_of"]
+__all__ = ["LIKE", "as_ghosts", "keep_all", "sizes_known", "values_of"]
 
 
 def values_of(func: Any, args: Any, kwargs: Any, inputs: list[Any], wanted: Any) -> Any:
@@ -50,6 +50,16 @@ def as_ghosts(values: Any) -> Any:
     return type(values)(map(as_ghosts, values)) if isinstance(values, (tuple, list)) else values
 
 
+def sizes_known(value: Any) -> Any:
+    """Return arguments with numbers for what ghosts without dimensions hold, where that is known: sizes, mostly."""
+    if isinstance(value, torch.Tensor):
+        found = known(value) if value.is_meta and value.ndim == 0 and not value.is_floating_point() else None
+        return value if found is None else found.item()
+    if type(value) in (tuple, list, torch.Size):
+        return tuple(map(sizes_known, value)) if type(value) is not list else list(map(sizes_known, value))
+    return value
+
+
 def _real(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         found = known(value) if value.is_meta else value
@@ -65,6 +75,8 @@ def _real(value: Any) -> Any:
 
 def _count(func: Any, args: Any) -> int:
     """Return about how many elements a factory would make."""
+    if func is torch.full:
+        args = args[:1]  # the sizes, and not what it is filled with
     numbers = [value for value in flat(args) if isinstance(value, (int, float)) and not isinstance(value, bool)]
     if func is torch.arange:
         return int(max(map(abs, numbers), default=0))

@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tcache._triton.kernels import defaults_of, is_kernel, jit_of, outermost_launches
+from tcache._triton.kernels import defaults_of, is_kernel, jit_of, outermost_launches, through_launchers
 from tcache._triton.written import written_arguments
 from tcache.errors import KernelError, ManifestError, TcacheError
 from tcache.manifest.expr import ExpressionError, evaluate, names, unbound
@@ -28,6 +28,10 @@ __all__ = ["Launch", "kernel_of", "launches", "load_target", "run_case"]
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Compile options that a spelled-out launch may state among its arguments."""
+
+
+_RECORD = "record its launches on a GPU with `tcache record`"
+_SPELL_OUT = "spell its launches out with 'kernel:', or record them on a GPU with `tcache record`"
 
 
 @dataclass(frozen=True)
@@ -68,26 +72,41 @@ def launches(case: Case) -> list[Launch]:
             return _replay_call(case, target)
         kernel = kernel_of(case, target)
         given = arguments(case, ghost if "torch" in sys.modules else mock)
-        return [Launch(kernel, (), given, case.where, case.ref, _grid(case, given, kernel))]
+        grid = _grid(case, given, kernel)
+        try:
+            made, args, kwargs = through_launchers(kernel, grid, (), given)
+        except ManifestError:  # of the grid
+            raise
+        except TcacheError as error:
+            raise ManifestError(case.where, f"{case.ref} cannot be replayed: {error.message}", _RECORD) from error
+        except Exception as error:
+            raise _wrapper_failed(case, error) from error
+        return [Launch(made, args, kwargs, case.where, case.ref, grid)]
 
 
 def _replay_call(case: Case, wrapper: Any) -> list[Launch]:
+    from tcache.replay.compiled import Compiled
     from tcache.replay.values import forget
 
     found: list[Launch] = []
 
-    def sink(kernel: Any, _grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def sink(kernel: Any, _grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found.append(Launch(kernel, args, kwargs, case.where, case.ref))
         named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
         written = written_arguments(kernel)
         forget([value for name, value in named.items() if name in written or isinstance(value, (tuple, list))])
+        return Compiled()
 
     given = arguments(case, ghost)
     with outermost_launches(sink):
         try:
             wrapper(**given)
-        except TcacheError:
-            raise
+        except TcacheError as error:
+            if type(error) is not TcacheError:
+                raise
+            raise ManifestError(  # the stub driver was asked for what only a GPU can do
+                case.where, f"{case.ref} cannot be replayed for {describe(case)}: {error.message}", _SPELL_OUT
+            ) from error
         except (Exception, SystemExit) as error:
             raise _wrapper_failed(case, error) from error
     if not found:
@@ -197,7 +216,7 @@ def _wrapper_failed(case: Case, error: BaseException) -> ManifestError:
             return ManifestError(
                 case.where,
                 f"{case.ref} cannot be replayed for {describe(case)}: {error}",
-                "spell its launches out with 'kernel:', or record them on a GPU with `tcache record`",
+                _SPELL_OUT,
             )
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename and "/tcache/replay/" not in f.filename]
@@ -206,7 +225,9 @@ def _wrapper_failed(case: Case, error: BaseException) -> ManifestError:
     return ManifestError(
         case.where,
         f"{case.ref} failed for {describe(case)}{where}: {type(error).__name__}: {text}",
-        "check the arguments; code that reads tensor values finds none here: spell its launches out with 'kernel:'"
+        "install it here, too: a replay runs the wrapper's own code"
+        if isinstance(error, ModuleNotFoundError)
+        else "check the arguments; code that reads tensor values finds none here: spell its launches out with 'kernel:'"
         if isinstance(case.item, CallItem)
         else None,
     )

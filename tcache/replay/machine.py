@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.abc
+import importlib.util
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tcache._triton.driver import current_properties, current_target, stub
 from tcache.keys.gpu import GPU
 from tcache.replay.ref import forget_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 __all__ = ["leave", "machine", "with_torch"]
 
@@ -25,19 +29,47 @@ class _Machine:
 
     def need_torch(self) -> None:
         if not self.has_torch:
+            self.has_torch = True  # before anything below imports torch, which would ask again
             with _uncollected():
                 from tcache.replay.autocast import autocast_for_ghosts
                 from tcache.replay.cuda import torch_cuda_for
                 from tcache.replay.dynamo import as_written
-                from tcache.replay.ghost import GhostMode, hooks_in_mode
+                from tcache.replay.ghost import GhostMode, hooks_in_mode, inside_mode
+                from tcache.replay.operators import operators_for_ghosts
 
             self.stack.enter_context(as_written())
             self.stack.enter_context(torch_cuda_for(self.gpu))
             if not any(outer.has_torch for outer in _machines if outer is not self):
                 self.stack.enter_context(autocast_for_ghosts())
+                self.stack.enter_context(operators_for_ghosts(inside_mode))
                 self.stack.enter_context(hooks_in_mode())
                 self.stack.enter_context(GhostMode())
-            self.has_torch = True
+
+
+class _WhenTorchIsImported(importlib.abc.MetaPathFinder):
+    """Lets torch believe in the machine as soon as a module imports it: many ask for a GPU while they are imported."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def find_spec(self, fullname: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        self.remove()
+        found = importlib.util.find_spec(fullname)
+        if found is not None and found.loader is not None:
+            execute = found.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._then()
+
+            found.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return found
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
 
 @contextlib.contextmanager
@@ -74,11 +106,15 @@ def machine(gpu: GPU, *, launches: bool = False) -> Iterator[None]:
         stack.enter_context(stub(gpu.backend, gpu.arch, gpu.warp_size, gpu.properties(), launches=launches))
         here = _Machine(gpu, stack)
         _machines.append(here)
+        finder = _WhenTorchIsImported(here.need_torch)
         try:
             if "torch" in sys.modules:
                 here.need_torch()
+            else:
+                sys.meta_path.insert(0, finder)
             yield
         finally:
+            finder.remove()
             _machines.pop()
             new = set(sys.modules) - before
             _imported.update(name for name in new if name.partition(".")[0] not in _FIXED)
@@ -86,6 +122,8 @@ def machine(gpu: GPU, *, launches: bool = False) -> Iterator[None]:
 
 def leave() -> None:
     """In a process forked inside :func:`machine`: be on the machine that is really there, until the process ends."""
+    for finder in [one for one in sys.meta_path if isinstance(one, _WhenTorchIsImported)]:
+        finder.remove()
     while _machines:
         _machines.pop().stack.close()
 

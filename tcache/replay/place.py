@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _functorch
 from torch.utils._device import DeviceContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CPU", "FIRST", "below", "default_device", "flat", "mark", "place_of", "resolve"]
+__all__ = ["CPU", "FIRST", "below", "default_device", "flat", "mark", "place_of", "resolve", "unwrapped"]
 
 CPU = torch.device("cpu")
 FIRST = torch.device("cuda", 0)
@@ -55,14 +56,21 @@ def place_of(tensor: Any) -> torch.device:
         return tensor.device
     if tensor.layout != torch.strided:
         return FIRST
-    return getattr(tensor.untyped_storage(), "_tcache_device", FIRST)
+    return getattr(unwrapped(tensor).untyped_storage(), "_tcache_device", FIRST)
+
+
+def unwrapped(tensor: Any) -> Any:
+    """Return the tensor below those of ``torch.func`` (vmap, grad), which have no storage."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def mark(result: Any, device: torch.device) -> None:
     """Mark where tensors are: on their storage, which views, parameters and detached tensors share."""
     for value in flat(result):
         if isinstance(value, torch.Tensor) and value.is_meta and value.layout == torch.strided:
-            storage = value.untyped_storage()
+            storage = unwrapped(value).untyped_storage()
             if device != FIRST:
                 storage._tcache_device = device
             elif hasattr(storage, "_tcache_device"):

@@ -104,6 +104,10 @@ def forget_modules(names: set[str]) -> None:
     for name in names:
         if name.partition(".")[0] in forgotten & set(packages):
             module = sys.modules.pop(name, None)
+            if module is not None and "torch" in sys.modules:
+                from tcache.replay.operators import take_back
+
+                take_back(module)
             for path in [path for path, loaded in _loaded.items() if loaded is module]:
                 del _loaded[path]
 

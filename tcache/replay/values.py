@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from tcache.replay.place import unwrapped
+
 __all__ = ["ValueUnknown", "forget", "keep", "known", "reads_values", "user_line"]
 
 LIMIT = 1 << 16
@@ -26,15 +28,16 @@ class ValueUnknown(RuntimeError):
 
     Args:
         what: the operation, as the user wrote it.
+        why: what is the matter with it.
 
     Attributes:
         where: ``file:line`` of the user's code, None when only torch's own frames are there.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, why: str = "depends on the values of a GPU tensor, and a replay has none") -> None:
         self.where = user_line()
         place = f"{self.where}: " if self.where else ""
-        super().__init__(f"{place}{what} depends on the values of a GPU tensor, and a replay has none")
+        super().__init__(f"{place}{what} {why}")
 
 
 _INNER = tuple(
@@ -60,7 +63,7 @@ def keep(ghost: Any, value: Any) -> None:
         ghost: the ghost.
         value: a CPU tensor of the same shape that nobody else writes to.
     """
-    if value.numel() <= LIMIT and not ghost.is_inference():
+    if value.numel() <= LIMIT and not ghost.is_inference() and unwrapped(ghost) is ghost:
         ghost._tcache_value = (value.detach(), _age(ghost))
 
 

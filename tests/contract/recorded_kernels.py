@@ -14,6 +14,11 @@ class Kind(enum.Enum):
     SCALED = 1
 
 
+class Flags(enum.IntFlag):
+    LEFT = 1
+    RIGHT = 2
+
+
 class Sizes(NamedTuple):
     rows: int
     columns: int
@@ -131,6 +136,64 @@ def tuned_under(x_ptr, m, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
 def single(x_ptr, n, BLOCK: tl.constexpr):
     o = tl.arange(0, BLOCK)
     tl.store(x_ptr + o, o.to(x_ptr.dtype.element_ty), mask=o < n)
+
+
+class Launcher(triton.KernelInterface):
+    """A decorator as libraries have them (FlagGems' ``libentry``): it keeps what was compiled by a key of its own."""
+
+    def __init__(self, fn):
+        self.fn = fn
+        self.arg_names = fn.arg_names
+        self.compiled = {}
+
+    def run(self, *args, **kwargs):
+        key = args[1:]
+        if key not in self.compiled:
+            compiled = self.fn.run(*args, **kwargs)
+            assert hasattr(compiled, "metadata")
+            assert isinstance(self.fn, triton.JITFunction) or self.fn.best_config in CONFIGS
+            self.compiled[key] = compiled
+        return self.compiled[key]
+
+
+class Winners:
+    """An autotuner's winners in a place of its own; no dict."""
+
+    def __init__(self):
+        self.found = {}
+
+    def __contains__(self, key):
+        return key in self.found
+
+    def __getitem__(self, key):
+        return self.found[key]
+
+    def __setitem__(self, key, config):
+        self.found[key] = config
+
+
+class Tuner(triton.runtime.Autotuner):
+    """An autotuner of a library's own."""
+
+    def __init__(self, fn):
+        super().__init__(fn, fn.arg_names, CONFIGS, ["m"], None, None, do_bench=lambda call, **_: [call(), 1][1:])
+        self.cache = Winners()
+
+
+@Launcher
+@triton.jit
+def launched(x_ptr, n, BLOCK: tl.constexpr = 64):
+    o = tl.arange(0, BLOCK)
+    tl.store(x_ptr + o, o.to(x_ptr.dtype.element_ty), mask=o < n)
+
+
+@Launcher
+@Tuner
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def launched_tuned(x_ptr, m, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(x_ptr + o, (o + m).to(x_ptr.dtype.element_ty), mask=None if EVEN else o < n)
 
 
 def nested():

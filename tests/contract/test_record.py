@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import null_driver
+import numpy as np
 import pytest
 import recorded_kernels as k
 import torch
@@ -47,6 +48,8 @@ def forget():
         jit_of(function).device_caches.clear()
     for tuner in (k.tuned_over, k.tuned_under.fn, k.hooked):
         tuner.cache.clear()
+    for launcher in (k.launched, k.launched_tuned):
+        launcher.compiled.clear()
 
 
 def tensor(dtype=torch.float32, offset=0, shape=(64, 64)):
@@ -74,6 +77,9 @@ LAUNCHES = {
     "unaligned": lambda: (k.add, (tensor(offset=1), X, 4096, 1.5, True, None, "plain"), {}),
     "unaligned bytes": lambda: (k.add, (tensor(torch.int8, 3), X, 4096, 1.5, True, None, "plain"), {}),
     "text": lambda: (k.add, (X, X, 4096, 1.5, True, None, "ünï \"q\" 'x'"), {}),
+    "text like a number": lambda: (k.add, (X, X, 4096, 1.5, True, None, "1e5"), {}),
+    "text like a range": lambda: (k.add, (X, X, 4096, 1.5, True, None, "1..4"), {}),
+    "text like null": lambda: (k.add, (X, X, 4096, 1.5, True, None, "null"), {}),
     "float constant": lambda: (k.add, (X, X, 4096, 1.5, True, None, 0.1), {}),
     "not a number": lambda: (k.add, (X, X, 4096, 1.5, True, None, float("nan")), {}),
     "keywords": lambda: (k.add, (X,), {"y_ptr": X, "n": 64, "a": 0.0, "flag": 0, "none": None, "KIND": True,
@@ -89,6 +95,11 @@ LAUNCHES = {
     "type as constant": lambda: (k.cast, (X, 64, tl.float16, 32), {}),
     "torch type as constant": lambda: (k.anything, (X, torch.bfloat16, 32), {}),
     "tuple as constant": lambda: (k.anything, (X, (1, "a", None, 2.5), 32), {}),
+    "sizes as constant": lambda: (k.anything, (X, X.shape, 32), {}),
+    "numpy's integer as constant": lambda: (k.anything, (X, np.int64(48), 32), {}),
+    "numpy's float as constant": lambda: (k.anything, (X, np.float64(0.1), 32), {}),
+    "numpy's numbers in a constant": lambda: (k.anything, (X, (np.float64(0.1), np.int32(1), np.bool_(True)), 32), {}),
+    "flags as constant": lambda: (k.anything, (X, k.Flags.LEFT | k.Flags.RIGHT, 32), {}),
     "enum as constant": lambda: (k.anything, (X, k.Kind.SCALED, 32), {}),
     "function": lambda: (k.apply, (X, k.twice, 32), {}),
     "another function": lambda: (k.apply, (X, k.thrice, 32), {}),
@@ -166,6 +177,60 @@ def test_autotuned_launches_replay_through_the_autotuner(driver, tmp_path, kerne
     assert launched == set(entries(path, untuned="default")), "the first config won"
 
 
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("kernel", ["launched", "launched_tuned"])
+def test_what_a_librarys_own_launcher_launches(driver, tmp_path, monkeypatch, kernel, before):
+    """FlagGems' decorators: a launcher that keeps compiled kernels, and an autotuner that keeps winners elsewhere."""
+    path = tmp_path / "x.launches.json"
+    outer = getattr(k, kernel)
+    if kernel == "launched_tuned":
+        monkeypatch.setattr(outer.fn, "cache", k.Winners())
+    made = set()
+    with tcache.record(path):
+        if not before and kernel == "launched_tuned":  # one that is made while launches are recorded
+            monkeypatch.setattr(outer, "fn", k.Tuner(outer.fn.fn))
+            monkeypatch.setattr(k, "again", outer, raising=False)
+        for args in [(64, 64), (64, 65)] if kernel == "launched_tuned" else [(64,), (65,)]:
+            made.add(entry(outer[(1,)](X, *args)))
+    assert len(made) == 2
+    assert made == set(entries(path, untuned="default"))
+    rows = [row for _, row in load_manifest(path).recordings[0].launches]
+    assert {row.kernel.rpartition(":")[2] for row in rows} == {f"{kernel}.fn"}
+
+    spelled = tmp_path / "m.yaml"
+    spelled.write_text(f"""
+version: 1
+kernels:
+  - kernel: {Path(k.__file__)}:{kernel}
+    args: {{x_ptr: {{shape: [64, 64], dtype: float32}}, {"m: 64, " if len(args) > 1 else ""}n: n}}
+    grid: ["cdiv(n, BLOCK)"]
+    cases: [{{n: [64, 65]}}]
+""")
+    assert made == set(entries(spelled, untuned="default"))
+
+
+def test_a_tensor_as_a_constant_is_recorded_with_its_reason(driver, tmp_path):
+    path = tmp_path / "x.launches.json"
+    with tcache.record(path):
+        k.anything[(1,)](X, (1, X), 32)
+    [line] = load_manifest(path).unreplayable()
+    assert "argument SPEC is a constexpr, and a tensor was passed" in line
+
+
+def test_a_recording_that_cannot_begin_leaves_nothing(driver, tmp_path, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tcache._triton.watch._watch_tuner", fail)
+    with pytest.raises(ZeroDivisionError), tcache.record(tmp_path / "a.json"):
+        pass
+    monkeypatch.undo()
+    monkeypatch.setenv("TCACHE_GPU_NAME", GPU)
+    with tcache.record(tmp_path / "a.json"):
+        k.add[(1,)](X, X, 1, 1.5, True, None, "later")
+    assert len(entries(tmp_path / "a.json")) == 1
+
+
 def test_a_hook_that_changes_arguments_runs_again(driver, tmp_path, monkeypatch):
     monkeypatch.setattr(k.hooked, "_do_bench", bench(lambda: 1.0))
     k.hooked.__dict__.pop("do_bench", None)
@@ -182,7 +247,6 @@ def test_grid_shape_and_gpu_are_recorded_and_launches_only_once(driver, tmp_path
     with tcache.record(path, counts=True):
         for n in (4096, 4112, 4096):
             k.add[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]), 2)](X, X, n, 1.5, True, None, "plain")
-        k.add.warmup(X, X, 17, 1.5, True, None, "warmed", grid=(1,))  # no launch
     k.add[(1,)](X, X, 1, 1.5, True, None, "after")
     [(_, row)] = load_manifest(path).recordings[0].launches
     assert row.kernel.endswith("recorded_kernels.py:add")
@@ -192,6 +256,22 @@ def test_grid_shape_and_gpu_are_recorded_and_launches_only_once(driver, tmp_path
     assert row.specialization.signature["x_ptr"] == "*fp32"
     assert row.options == {}
     assert type(k.add.device_caches[driver.get_current_device()][0]) is dict, "the block left something behind"
+
+
+def test_what_is_warmed_up_is_recorded_and_no_launch(driver, tmp_path):
+    """Programs compile by ``kernel.warmup``, ask for registers, and launch by the handle: they need its entry."""
+    path = tmp_path / "x.launches.json"
+    with tcache.record(path, counts=True):
+        warmed = k.add.warmup(X, X, 17, 1.5, True, None, "warmed", grid=(1,))
+        k.add.warmup(X, X, 17, 1.5, True, None, "warmed", grid=(1,))
+        warmed[(1, 1, 1)](X, X, 17, 1.5, True, None, "warmed", 64)
+        dtypes = k.add.warmup(torch.float16, torch.float32, 18, 1.5, True, None, "warmed", grid=(1,))
+        configs = k.single.warmup(X, 48, grid=(1,))
+        k.add[(1,)](X, X, 19, 1.5, True, None, "warmed")  # as the first
+    rows = [row for _, row in load_manifest(path).recordings[0].launches]
+    assert {entry(made) for made in (warmed, dtypes, *configs)} == set(entries(path))
+    assert [row.count for row in rows] == [1, None, None]
+    assert driver.launches
 
 
 def test_threads(driver, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,26 @@ def test_a_recording_that_is_none(project, tcache):
     assert "m.yaml:9:15: serve.json: no such recording" in tcache("resolve", "m.yaml", cwd=project, check=2).stderr
     (project / "serve.json").write_text("{}")
     assert "serve.json:1:1: no line of a recording" in tcache("resolve", "m.yaml", cwd=project, check=2).stderr
+
+
+def test_kernels_whose_module_asks_for_a_gpu_while_it_is_imported(project, tcache):
+    (project / "asks.py").write_text(
+        "import torch\nimport triton\nMAJOR, _ = torch.cuda.get_device_capability()\nprint(torch.zeros(1).cuda())\n"
+        "@triton.jit\ndef k(x, n):\n    pass\n\nassert MAJOR in (8, 9)\n"
+    )
+    item = "{kernel: asks.py:k, args: {x: {shape: [n], dtype: int8}, n: n}, grid: [1], cases: [{n: 64}]}"
+    (project / "m.yaml").write_text(f"version: 1\ngpus: [NVIDIA L4, NVIDIA H200]\nkernels:\n  - {item}\n")
+    tcache("manifest", "check", "m.yaml", cwd=project, check=0)
+    done = tcache("resolve", "m.yaml", "--json", cwd=project, check=0)
+    assert len({row["entry"] for row in json.loads(done.stdout)["launches"]}) == 2
+
+
+def test_a_crash_of_the_users_code_shows_its_line(project, tcache):
+    (project / "crash.py").write_text("def crash(x):\n    import ctypes\n    ctypes.string_at(0)\n")
+    item = "{call: crash.py:crash, args: {x: {shape: [n], dtype: int8}}, cases: [{n: 64}]}"
+    (project / "m.yaml").write_text(f"version: 1\ngpus: [NVIDIA H200]\nkernels:\n  - {item}\n")
+    done = tcache("resolve", "m.yaml", cwd=project, check=-signal.SIGSEGV)
+    assert re.search(r"crash\.py.*line 3 in crash", done.stderr)
 
 
 def test_an_unknown_gpu_of_an_include_is_shown_there(project, tcache):

@@ -220,6 +220,53 @@ def test_gradients_of_a_choice():
         assert chosen("cuda")[1] == "meta", "a program that says meta means it"
 
 
+def test_the_state_of_a_generator_is_philoxs():
+    with machine(H200):
+        for generator in (torch.cuda.default_generators[0], torch.Generator(device="cuda")):
+            generator.manual_seed(2**63 + 5)
+            generator.set_offset(8)
+            state = generator.get_state()
+            seed, offset = state.view(torch.int64)
+            assert (
+                (int(seed) % 2**64, int(offset)) == (generator.initial_seed(), generator.get_offset()) == (2**63 + 5, 8)
+            )
+            offset += 4
+            generator.set_state(state)
+            assert generator.get_offset() == 12
+        torch.cuda.manual_seed(7)
+        assert torch.cuda.initial_seed() == 7
+        assert torch.cuda.get_rng_state().view(torch.int64).tolist() == [7, 0]
+        assert torch.default_generator.get_state().numel() > 16
+
+
+def test_functions_of_functions():
+    agree(lambda device: torch.vmap(lambda row: row.sum() * torch.arange(3, device=device))(x(device, 4, 5)))
+    agree(lambda device: torch.func.grad(lambda value: (value * value).sum())(x(device, 4, 5)))
+    agree(lambda device: torch.func.jacrev(torch.sin)(x(device, 4)))
+    agree(lambda device: torch.vmap(torch.func.grad(lambda row: row.pow(2).sum()))(x(device, 4, 5)))
+
+
+def test_attention_with_a_block_mask():
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    with machine(H200):
+        mask = create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 256, 256, device="cuda")
+        assert mask.kv_num_blocks.is_cuda
+        assert mask.kv_indices.shape == (1, 1, 2, 2)
+
+
+def test_graphs_and_ranges():
+    with machine(H200):
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream()), torch.cuda.nvtx.range("captured"):
+            torch.cuda.nvtx.range_push("inner")
+            made = torch.empty(3, device="cuda") + 1
+            torch.cuda.nvtx.range_pop()
+        graph.replay()
+        assert graph.pool() == pool
+        assert made.is_cuda
+
+
 def test_generators_and_streams():
     with machine(H200):
         generator = torch.Generator(device="cuda").manual_seed(3)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tcache._triton.kernels import jit_of
 from tcache._triton.written import written_arguments
 from tcache.errors import ManifestError
 from tcache.keys import find_gpu
@@ -110,6 +111,29 @@ def test_values_are_unknown_after_a_change(change):
                 one.tolist()
 
 
+def test_sizes_that_are_known_tensors():
+    with machine(H200):
+        lengths = torch.tensor([3, 4, 5], device="cuda")
+        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        assert torch.empty((starts[-1], 8), device="cuda").shape == (12, 8)
+        assert torch.randn(size=(starts[1], 2), device="cuda").shape == (3, 2)
+        assert data(24).view(starts[-1], 2).shape == (12, 2)
+        assert data(24).new_zeros((2, starts[-1])).shape == (2, 12)
+        with pytest.raises(ValueUnknown, match=r"test_ghost_values\.py:\d+: torch\.empty\(\)"):
+            torch.empty((data(4).sum().long(), 8), device="cuda")
+
+
+@pytest.mark.parametrize("fill", [float("inf"), float("-inf"), float("nan"), 1e30, 7, True])
+def test_what_a_tensor_is_filled_with(fill):
+    with machine(H200):
+        made = torch.full((2, 3), fill, device="cuda")
+        assert (made.shape, made.is_cuda) == ((2, 3), True)
+        wanted = torch.full((2, 3), fill, device="cpu")
+        assert made.dtype == wanted.dtype
+        assert torch.equal(torch.tensor(made.tolist()).nan_to_num(), wanted.nan_to_num())
+        assert torch.full(size=(2,), fill_value=fill, device="cuda").shape == (2,)
+
+
 def test_random_and_large_tensors_are_unknown():
     with machine(H200):
         for value in (
@@ -188,6 +212,10 @@ def swallows(x):
 
 def cases(kernel_file, tmp_path, function):
     kernel_file("wrapper.py", WRAPPER)
+    return cases_in(tmp_path, function)
+
+
+def cases_in(tmp_path, function):
     path = tmp_path / "m.yaml"
     path.write_text(
         "version: 1\nkernels:\n"
@@ -216,3 +244,92 @@ def test_a_program_may_catch_it_as_on_any_device_without_values(kernel_file, tmp
     (case,) = cases(kernel_file, tmp_path, "swallows")
     with machine(H200):
         assert len(launches(case)) == 1
+
+
+HANDLES = """
+import torch
+import triton
+import triton.language as tl
+from triton import KernelInterface
+
+@triton.jit
+def k(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), 1.0)
+
+@triton.autotune([triton.Config({"B": size}) for size in (16, 32)], key=["n"])
+@triton.jit
+def tuned(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), 1.0)
+
+def runs(x):
+    k.run(x, 16, 16, grid=(1,), warmup=False)
+    tuned.run(x, 17, grid=(1,), warmup=False)
+
+def warms(x):
+    compiled = k.warmup(x, 16, B=16, grid=(1,))
+    compiled._init_handles()
+    compiled[(4, 1, 1)](x, 16)
+    k.warmup(torch.float16, 17, B=16, grid=(1,))
+
+def keeps(x):
+    compiled = k[(1,)](x, 16, B=16)
+    if hasattr(compiled, "packed_metadata"):
+        raise AssertionError
+
+def asks(x):
+    compiled = k.warmup(x, 16, B=16, grid=(1,))
+    compiled._init_handles()
+    k[(65536 // compiled.n_regs,)](x, 16, B=16)
+
+def benchmarks(x):
+    triton.testing.do_bench(lambda: k[(1,)](x, 16, B=16))
+
+def misses_a_module(x):
+    import not_installed_here
+
+class Chooser(KernelInterface):
+    # measures configs by itself, as the tuner of AutoGPTQ does
+    def __init__(self, fn):
+        self.fn, self.arg_names = fn, fn.arg_names
+
+    def run(self, *args, **kwargs):
+        times = {size: triton.testing.do_bench(lambda: self.fn.run(*args, B=size, **kwargs)) for size in (16, 32)}
+        return self.fn.run(*args, B=min(times, key=times.get), **kwargs)
+
+chosen = Chooser(k)
+
+def chooses(x):
+    chosen[(1,)](x, 16)
+
+def loads(x):
+    from triton.runtime import driver
+    driver.active.utils.load_binary("k", b"", 0, 0)
+"""
+
+
+@pytest.mark.parametrize(("function", "made"), [
+    ("runs", [("torch.float32", 16), ("torch.float32", 17)]), ("keeps", [("torch.float32", 16)]),
+    ("warms", [("torch.float32", 16), ("torch.float16", 17)]),
+])  # fmt: skip
+def test_other_ways_to_launch(kernel_file, tmp_path, function, made):
+    kernel_file("wrapper.py", HANDLES)
+    (case,) = cases_in(tmp_path, function)
+    with machine(H200):
+        found = launches(case)
+        assert {tuple(jit_of(launch.kernel).arg_names) for launch in found} == {("x", "n", "B")}
+        assert [(str(launch.args[0].dtype), launch.args[1]) for launch in found] == made
+
+
+@pytest.mark.parametrize(("function", "message", "hint"), [
+    ("asks", r"wrapper\.py:\d+: compiled_kernel\.n_regs is known once a kernel is compiled", "tcache record"),
+    ("benchmarks", "benchmarks cannot be replayed for n=16: nothing can be benchmarked", "kernel:"),
+    ("chooses", "chooses cannot be replayed for n=16: a Chooser measures configs, which needs a GPU", "tcache record"),
+    ("misses_a_module", r"failed for n=16 at \S+wrapper\.py:\d+: ModuleNotFoundError", "install it here, too"),
+    ("loads", "loads cannot be replayed for n=16: kernel k cannot be loaded", "kernel:"),
+])  # fmt: skip
+def test_what_only_a_gpu_tells(kernel_file, tmp_path, function, message, hint):
+    kernel_file("wrapper.py", HANDLES)
+    with machine(H200), pytest.raises(ManifestError, match=message) as caught:
+        launches(cases_in(tmp_path, function)[0])
+    assert "m.yaml:5:13" in caught.value.message
+    assert hint in caught.value.hint
