@@ -17,6 +17,7 @@ import dataclasses
 import enum
 import inspect
 import math
+import reprlib
 from typing import TYPE_CHECKING, Any
 
 from triton import language as tl
@@ -164,7 +165,7 @@ def restore(data: Any, tensor: Callable[[dict[str, Any]], Any], load: Callable[[
         ("numpy", lambda: _number(data["numpy"], data["value"])),
         ("enum", lambda: _member(_class(data["enum"], load, lambda kind: issubclass(kind, enum.Enum)), data)),
         ("function", lambda: load(data["function"])),
-        ("named", lambda: _class(data["named"], load, lambda kind: hasattr(kind, "_fields"))(
+        ("named", lambda: _class(data["named"], load, lambda kind: issubclass(kind, tuple))(
             *(restore(item, tensor, load) for item in data["items"]))),
         ("sequence", lambda: _class(data["sequence"], load, lambda kind: issubclass(kind, (tuple, list)))(
             [restore(item, tensor, load) for item in data["items"]])),
@@ -177,9 +178,14 @@ def restore(data: Any, tensor: Callable[[dict[str, Any]], Any], load: Callable[[
                 return make()
             except Indescribable:
                 raise
-            except (KeyError, TypeError, ValueError, AttributeError, AssertionError, ImportError) as error:
-                raise Indescribable(f"{data!r:.80} describes no argument: {error}") from error
-    raise Indescribable(f"{data!r:.80} describes no argument")
+            except _UNFIT as error:
+                reason = next(iter(str(error).splitlines()), "")  # torch adds frames of C++
+                raise Indescribable(f"{reprlib.repr(data)} describes no argument: {reason:.200}") from error
+    raise Indescribable(f"{reprlib.repr(data)} describes no argument")
+
+
+_UNFIT = (LookupError, TypeError, ValueError, AttributeError, AssertionError, ImportError, ArithmeticError, RuntimeError)
+"""What text that nobody recorded raises where it is made a value: numbers too large, nesting too deep among it."""
 
 
 def _member(kind: Any, data: dict[str, Any]) -> Any:
@@ -198,7 +204,10 @@ def _dtype(text: str) -> Any:
     if text.startswith("torch."):
         import torch
 
-        return getattr(torch, text.removeprefix("torch."))
+        found = getattr(torch, text.removeprefix("torch."))
+        if not isinstance(found, torch.dtype):
+            raise TypeError(f"{text} is no dtype")
+        return found
     return tl.dtype(text.removeprefix("tl."))
 
 

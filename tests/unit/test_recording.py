@@ -50,14 +50,18 @@ def test_a_description_gives_the_value_back(value):
     {"dataclass": "subprocess:run", "fields": {"args": ["true"]}}, {"reinterpret": 1, "dtype": "tl.nothing"},
     {"numpy": "ndarray", "value": 3}, {"numpy": "int8", "value": "x"}, {"sequence": "subprocess:Popen", "items": []},
     {"enum": "enum:IntFlag", "value": {}}, {"dtype": "torch.nothing"}, {"constexpr": {"x": 1}},
+    {"float": 10**400}, {"numpy": "int64", "value": 10**400}, {"numpy": "int8", "value": 300},
+    {"named": "ast:Name", "items": ["x"]}, {"dtype": "torch.load"},
+    json.loads('{"constexpr": ' * 600 + "1" + "}" * 600), json.loads('{"tuple": [' * 300 + "{}" + "]}" * 300),
 ])  # fmt: skip
 def test_what_describes_nothing_is_refused_and_calls_nothing(data):
     def load(ref):
         module, _, name = ref.partition(":")
         return getattr(__import__(module), name)
 
-    with pytest.raises(Indescribable):
+    with pytest.raises(Indescribable) as caught:
         restore(data, no_tensor, load)
+    assert len(str(caught.value)) < 500
 
 
 def test_what_has_no_description_is_said():
