@@ -259,7 +259,7 @@ def _counters(device: torch.device, count: int) -> torch.Tensor:
     kept = _arrived.get(key)
     if kept is None or kept.numel() < count:
         kept = torch.zeros(max(count, 8192), device=device, dtype=torch.int32)
-        if type(kept) is torch.Tensor:  # not one without memory, of a replay
+        if type(kept) is torch.Tensor and kept.data_ptr():  # not one without memory, of a replay
             _arrived[key] = kept
     return kept
 

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tcache.replay import KernelRef, load
+from tcache.keys import find_gpu
+from tcache.replay import KernelRef, load, machine
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path.stem for path in (ROOT / "kernels").glob("*.py") if "_kernel[" in path.read_text())
@@ -82,3 +83,13 @@ def test_streams_of_threads_that_share_a_handle_share_no_counters(monkeypatch):
             torch.cuda, "current_stream", lambda _device, handle=handle: SimpleNamespace(cuda_stream=handle)
         )
         assert (counters(device, 64) is counters(device, 64)) == shared
+
+
+def test_counters_of_a_replay_are_left_to_it(monkeypatch):
+    """They have no memory: a launch of the same process, later and for real, would count at address 0."""
+    counters = load(KernelRef.parse("kernels/matmul_decode.py:_counters"), ROOT)
+    kept = {}
+    monkeypatch.setitem(counters.__globals__, "_arrived", kept)
+    with machine(find_gpu("NVIDIA H200")):
+        assert counters(torch.device("cuda", 0), 64).is_cuda
+    assert kept == {}
