@@ -104,24 +104,51 @@ def take_back(module: ModuleType) -> None:
             library._destroy()
 
 
+_placed: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Libraries that put functions in the place of torch's operators on GPUs."""
+
+
 def _replacing(
     impl: Callable[..., None], inside: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Callable[..., None]:
     """Return ``Library.impl`` for the block: what replaces an operator of torch's on GPUs replaces it for ghosts too.
 
-    So libraries put their kernels in torch's place (``flag_gems.enable()``). Ours goes when theirs does.
+    So libraries put their kernels in torch's place (``flag_gems.enable()``). Ours goes when theirs does, and between
+    replays: theirs may stay, and meta tensors are nobody's ghosts then.
     """
 
     def registering(library: Any, name: Any, function: Any, key: str = "", **kwargs: Any) -> None:
         impl(library, name, function, key, **kwargs)
         if library.ns == "aten" and (key or library.dispatch_key) == "CUDA" and not kwargs.get("with_keyset"):
-            ours = torch.library.Library("aten", "IMPL")
             full = name if isinstance(name, str) else str(name._name)
-            # below Library.impl, which refuses some operators; with_keyset is False
-            ours.m.impl(full.removeprefix("aten::"), "Meta", inside(function), False)  # noqa: FBT003
-            library.__dict__.setdefault("_tcache_ghosts", []).append(ours)
+            placed = library.__dict__.setdefault("_tcache_placed", {})
+            placed[full] = function, _place(full, inside(function))
+            _placed.add(library)
 
     return registering
+
+
+def _place(full: str, function: Callable[..., Any]) -> Any:
+    ours = torch.library.Library("aten", "IMPL")
+    # below Library.impl, which refuses some operators; with_keyset is False
+    ours.m.impl(full.removeprefix("aten::"), "Meta", function, False)  # noqa: FBT003
+    return ours
+
+
+def _place_again(inside: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Do for ghosts once more what libraries did in an earlier replay, and have not taken back."""
+    for library in list(_placed):
+        if library.m is None:
+            _placed.discard(library)
+            continue
+        placed = library._tcache_placed
+        placed |= {full: (function, _place(full, inside(function))) for full, (function, _) in placed.items()}
+
+
+def _displace() -> None:
+    for library in list(_placed):
+        for _, ours in library._tcache_placed.values():
+            ours._destroy()
 
 
 @contextlib.contextmanager
@@ -131,22 +158,24 @@ def operators_for_ghosts(inside: Callable[[Callable[..., Any]], Callable[..., An
     Args:
         inside: turns a function into one that runs inside the ghosts' mode.
     """
-    _libraries.append(torch.library.Library("_", "IMPL"))
     before = torch.library.Library.__init__, torch.library.Library.impl
-    torch.library.Library.__init__, torch.library.Library.impl = _noting(before[0]), _replacing(before[1], inside)
     passing = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
-    passing.append(AUTOCAST)
     changed = [(operator, operator.non_fallthrough_keys) for operator in torch._ops._higher_order_ops.values()]
-    for operator, _ in changed:
-        operator.fallthrough(AUTOCAST)
     try:
+        _libraries.append(torch.library.Library("_", "IMPL"))
+        _place_again(inside)
+        torch.library.Library.__init__, torch.library.Library.impl = _noting(before[0]), _replacing(before[1], inside)
+        passing.append(AUTOCAST)
+        for operator, _ in changed:
+            operator.fallthrough(AUTOCAST)
         with set_wrap_triton_enabled(False):  # what wrap_triton wraps is launched as it is
             yield
     finally:
         torch.library.Library.__init__, torch.library.Library.impl = before
-        passing.remove(AUTOCAST)
+        passing[:] = [key for key in passing if key != AUTOCAST]
         for operator, keys in changed:
             operator.non_fallthrough_keys = keys
+        _displace()
         while _libraries:
             _libraries.pop()._destroy()
         _prepared.clear()

@@ -143,6 +143,17 @@ def in_torchs_place(x):
     torch.neg(x)
 
 
+def left_in_torchs_place(x):
+    global PLACED
+    if PLACED is None:
+        PLACED = Library("aten", "IMPL")
+        PLACED.impl("neg", copy, "CUDA")
+    torch.neg(x)
+
+
+PLACED = None
+
+
 def known_values(x):
     copied = custom(torch.tensor([1.0, 2.0], device=x.device))
     try:
@@ -190,6 +201,17 @@ def test_kernels_in_torchs_place(kernel_file, tmp_path):
         assert len(launches(case_of(kernel_file, tmp_path, "in_torchs_place"))) == 4
         assert torch.neg(torch.empty(3, device="cuda")).is_cuda
     assert torch.equal(torch.neg(torch.ones(3)), -torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_what_is_left_in_torchs_place_is_nothing_to_meta_tensors_between_replays(kernel_file, tmp_path):
+    case = case_of(kernel_file, tmp_path, "left_in_torchs_place")
+    for gpu in (H200, H200, MI300X):
+        with machine(gpu):
+            assert len(launches(case)) == 1
+            assert len(launches(case)) == 1
+        assert torch.neg(torch.empty(3, device="meta")).shape == (3,)
+    load_target(case).__globals__["PLACED"]._destroy()
 
 
 def test_results_are_unknown_and_no_launch_is_of_tensors_on_the_cpu(kernel_file, tmp_path):
