@@ -184,7 +184,16 @@ def restore(data: Any, tensor: Callable[[dict[str, Any]], Any], load: Callable[[
     raise Indescribable(f"{reprlib.repr(data)} describes no argument")
 
 
-_UNFIT = (LookupError, TypeError, ValueError, AttributeError, AssertionError, ImportError, ArithmeticError, RuntimeError)
+_UNFIT = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    ImportError,
+    ArithmeticError,
+    RuntimeError,
+)
 """What text that nobody recorded raises where it is made a value: numbers too large, nesting too deep among it."""
 
 

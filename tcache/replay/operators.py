@@ -97,11 +97,21 @@ def _noting(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def take_back(module: ModuleType) -> None:
-    """Destroy what a module registered: whoever imports it again defines its operators again, which torch refuses."""
-    found = [library() for library in _made.pop(id(vars(module)), [])]
-    for library in [*found, *list(vars(module).values())]:
-        if isinstance(library, torch.library.Library):
-            library._destroy()
+    """Destroy what a module registered: whoever imports it again defines its operators again, which torch refuses.
+
+    A library that it holds and that another module has as well stays, until the last of them is forgotten.
+    """
+    found = {id(one): one for one in (library() for library in _made.pop(id(vars(module)), [])) if one is not None}
+    if imported := {id(one): one for one in _held(module) if id(one) not in found}:
+        elsewhere = {id(one) for other in list(sys.modules.values()) for one in _held(other)}
+        found |= {number: one for number, one in imported.items() if number not in elsewhere}
+    for library in found.values():
+        library._destroy()
+
+
+def _held(module: Any) -> list[Any]:
+    values = list(getattr(module, "__dict__", {}).values())
+    return [value for value in values if issubclass(type(value), torch.library.Library)]
 
 
 _placed: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 
 import pytest
@@ -231,3 +232,42 @@ def test_operators_are_as_before_outside(kernel_file, tmp_path):
         assert made.is_meta
         assert made.shape == (3,)
     assert higher == torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+
+
+SHARING = """
+import torch
+import triton
+import triton.language as tl
+from SHARED import library
+
+library.impl("shared", torch.empty_like, "Meta", allow_override=True)
+
+
+@triton.jit
+def k(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), n)
+
+
+def f(x):
+    k[(1,)](torch.ops.SHARED.shared(x), x.numel(), B=16)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_a_library_of_a_module_that_stays_is_left_to_it(kernel_file, tmp_path, monkeypatch):
+    """It has nothing to do with Triton, and is not imported anew with what has."""
+    name = f"tcache_tests_{next(NUMBERS)}"
+    shared = "import torch\n\nlibrary = torch.library.Library('SHARED', 'DEF')\n"
+    shared += "library.define('shared(Tensor x) -> Tensor')\n"
+    kernel_file(f"{name}.py", shared.replace("SHARED", name))
+    kernel_file("sharing.py", SHARING.replace("SHARED", name))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "m.yaml").write_text(
+        "version: 1\nkernels:\n"
+        "  - call: sharing.py:f\n    args: {x: {shape: [n], dtype: float32}}\n    cases: [{n: 8}]\n"
+    )
+    (case,) = load_manifest(tmp_path / "m.yaml").cases()
+    importlib.import_module(name)
+    for gpu in (H200, MI300X, H200):
+        with machine(gpu):
+            assert len(launches(case)) == 1
