@@ -24,6 +24,7 @@ from triton.backends.driver import GPUDriver
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 _STRIDED = torch.strided
+_is_traced = torch.compiler.is_dynamo_compiling  # torch.compile cannot ask a tensor whether it is negated
 MOST = 2**31 - 2**24
 """Rows, columns or anything else that kernels count in 32 bits: the last tile or step may end past the last element.
 
@@ -84,7 +85,7 @@ def readable(
             stacklevel=3,
         )
         value = value.detach()  # said once
-    if not value.is_neg():  # to be told the same tensor again takes longer
+    if not (_is_traced() or value.is_neg()):  # to be told the same tensor again takes longer
         return value
     try:
         return value.resolve_neg()

@@ -93,3 +93,22 @@ def test_counters_of_a_replay_are_left_to_it(monkeypatch):
     with machine(find_gpu("NVIDIA H200")):
         assert counters(torch.device("cuda", 0), 64).is_cuda
     assert kept == {}
+
+
+def test_checks_of_arguments_are_traced_whole():
+    """By torch.compile, without a break of the graph for each tensor."""
+    readable, check_device, check_shape, integer, flag = (
+        load(KernelRef.parse(f"kernels/_check.py:{name}"), ROOT)
+        for name in ("readable", "check_device", "check_shape", "integer", "flag")
+    )
+
+    def checked(x, y):
+        x, y = readable("x", x, (torch.float32,), 2), readable("y", y, (torch.float32,))
+        check_device(x=x, y=y)
+        check_shape("y", y, (x.shape[0],), "x", contiguous=True)
+        return x * integer("two", 2, 1, 3) + y * flag("yes", True)
+
+    x, y = torch.randn(3, 3), torch.randn(3)
+    whole = torch.compile(checked, fullgraph=True, backend="eager")
+    torch.testing.assert_close(whole(x, y), x * 2 + y)
+    torch.testing.assert_close(whole(x._neg_view(), y), y - x * 2)
