@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ from triton.backends.driver import GPUDriver
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 _STRIDED = torch.strided
+_PACKAGE = __name__.rpartition(".")[0]
 _is_traced = torch.compiler.is_dynamo_compiling  # torch.compile cannot ask a tensor whether it is negated
 MOST = 2**31 - 2**24
 """Rows, columns or anything else that kernels count in 32 bits: the last tile or step may end past the last element.
@@ -82,7 +84,7 @@ def readable(
         warnings.warn(
             f"{name} requires a gradient, and the result has none: it counts as a constant; where that is meant, say so "
             f"with torch.no_grad() or {name}.detach()",
-            stacklevel=3,
+            stacklevel=_level(),
         )
         value = value.detach()  # said once
     if not (_is_traced() or value.is_neg()):  # to be told the same tensor again takes longer
@@ -94,6 +96,14 @@ def readable(
             f"{name}: expected a tensor whose memory holds its values, got a view of {value.dtype} that torch negates "
             "when it is read, and cannot copy"
         ) from None
+
+
+def _level() -> int:
+    """Return at which level of the stack, seen from who asks, the library was called: what a warning is to point to."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).rpartition(".")[0] == _PACKAGE:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def writable(
@@ -257,7 +267,7 @@ def check_any_order(what: str) -> None:
         text += "deterministic, as torch.use_deterministic_algorithms is on (warn_only=True warns instead)"
         if not torch.is_deterministic_algorithms_warn_only_enabled():
             raise RuntimeError(text)
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(text, stacklevel=_level())
 
 
 def on_device_of(x: torch.Tensor) -> contextlib.AbstractContextManager:

@@ -181,6 +181,7 @@ def test_a_gradient_that_is_lost_is_told(name):
             continue
         assert not any(result.requires_grad for result in results if result is not given[argument])
         assert [re.match(r"\w+", str(warning.message)).group() for warning in told] == [argument]
+        assert told[0].filename == __file__, "the line that called the wrapper"
 
 
 def test_a_bias_of_float8_is_refused():
