@@ -26,7 +26,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 _STRIDED = torch.strided
 _PACKAGE = __name__.rpartition(".")[0]
-_is_traced = torch.compiler.is_dynamo_compiling  # torch.compile cannot ask a tensor whether it is negated
+is_traced = torch.compiler.is_dynamo_compiling  # torch.compile cannot ask a tensor whether it is negated
 MOST = 2**31 - 2**24
 """Rows, columns or anything else that kernels count in 32 bits: the last tile or step may end past the last element.
 
@@ -87,7 +87,7 @@ def readable(
             stacklevel=_level(),
         )
         value = value.detach()  # said once
-    if not (_is_traced() or value.is_neg()):  # to be told the same tensor again takes longer
+    if not (is_traced() or value.is_neg()):  # to be told the same tensor again takes longer
         return value
     try:
         return value.resolve_neg()

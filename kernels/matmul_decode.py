@@ -19,7 +19,7 @@ import triton.language as tl
 
 import tcache
 
-from ._check import on_device_of
+from ._check import is_traced, on_device_of
 from ._matrices import near, operands
 from ._sums import rms, tolerance_of_sums
 
@@ -243,7 +243,7 @@ def _counters(device: torch.device, count: int) -> torch.Tensor:
 
     Launches on one stream run one after another and share theirs. A CUDA graph has its own, cleared by the graph:
     it may run beside others that were captured on the same stream. So has each launch on ``cudaStreamPerThread``, one
-    handle for the streams of all threads.
+    handle for the streams of all threads, and each that torch.compile traces, which may make a CUDA graph of it.
 
     CUDA may give a destroyed stream's handle to a new one. The counters are as good for that: they are zeros once the
     old stream's launches are done, and a stream's resources, its handle among them, are released when its work is done
@@ -251,7 +251,7 @@ def _counters(device: torch.device, count: int) -> torch.Tensor:
     either: one that was refused did not run, and one that a fault stopped half-way took the CUDA context with it, after
     which no launch of the process runs.
     """
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or is_traced() or torch.cuda.is_current_stream_capturing():
         return torch.zeros(count, device=device, dtype=torch.int32)
     key = device.index, torch.cuda.current_stream(device).cuda_stream
     if key[1] == _PER_THREAD:

@@ -83,6 +83,9 @@ def test_streams_of_threads_that_share_a_handle_share_no_counters(monkeypatch):
             torch.cuda, "current_stream", lambda _device, handle=handle: SimpleNamespace(cuda_stream=handle)
         )
         assert (counters(device, 64) is counters(device, 64)) == shared
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setitem(counters.__globals__, "is_traced", lambda: True)
+    assert counters(device, 64) is not counters(device, 64), "what torch.compile traces may be a CUDA graph's"
 
 
 def test_counters_of_a_replay_are_left_to_it(monkeypatch):
@@ -106,7 +109,7 @@ def test_checks_of_arguments_are_traced_whole():
         x, y = readable("x", x, (torch.float32,), 2), readable("y", y, (torch.float32,))
         check_device(x=x, y=y)
         check_shape("y", y, (x.shape[0],), "x", contiguous=True)
-        return x * integer("two", 2, 1, 3) + y * flag("yes", True)
+        return x * integer("two", 2, 1, 3) + y * flag("yes", 1)
 
     x, y = torch.randn(3, 3), torch.randn(3)
     whole = torch.compile(checked, fullgraph=True, backend="eager")
