@@ -16,22 +16,24 @@ def float32_products(*, tf32: bool) -> Iterator[None]:
     """Let torch's matmuls multiply float32 in TF32, or in float32, inside the block.
 
     Containers and programs set it for speed (``TORCH_ALLOW_TF32_CUBLAS_OVERRIDE``, ``set_float32_matmul_precision``).
-    The older of torch's two settings sets both; the newer one alone makes whatever reads the older raise.
+    The older of torch's two settings sets both, and that of the CPU; the newer one alone makes whatever reads the older
+    raise, and so does an older one that was not put back as it was.
 
     Args:
         tf32: 10 bits of mantissa instead of 23.
     """
     import torch
 
-    settings = torch.backends.cuda.matmul
-    newer = settings.fp32_precision
+    places = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    newer = [place.fp32_precision for place in places]
     try:
-        older = settings.allow_tf32
+        older = torch.get_float32_matmul_precision()
     except RuntimeError:  # the program has set the newer one alone
-        older = False
-    settings.allow_tf32 = tf32
+        older = "highest"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
         yield
     finally:
-        settings.allow_tf32 = older
-        settings.fp32_precision = newer
+        torch.set_float32_matmul_precision(older)
+        for place, value in zip(places, newer, strict=True):
+            place.fp32_precision = value

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from tcache.bench.cases import Options, dtype_of, measure_case
 from tcache.bench.peaks import Peaks
 from tcache.bench.plot import roofline_svg
+from tcache.bench.precision import float32_products
 from tcache.bench.report import row_of
 from tcache.bench.run import Run, select
 from tcache.bench.timing import Plan, Sample
@@ -563,3 +564,34 @@ def test_after_a_fault_nothing_is_measured(folder):
     assert "faulted" in run.stopped
     assert ["picky" in run.found[0].error, run.found[1].error] == [True, "not run: the GPU faulted before"]
     assert run.document()["peaks"]["end"] is None
+
+
+def _precisions():
+    places = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    found = [place.fp32_precision for place in places]
+    for ask in (torch.get_float32_matmul_precision, lambda: places[0].allow_tf32):
+        try:
+            found.append(ask())
+        except RuntimeError:
+            found.append("newer alone")
+    return found
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("setting", ["highest", "high", "medium", "newer"])
+def test_precision_of_products_is_put_back(setting, tf32):
+    before, places = _precisions(), (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    try:
+        if setting == "newer":
+            places[0].fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision(setting)
+        programs = _precisions()
+        with float32_products(tf32=tf32):
+            assert _precisions()[2:] == (["high", True] if tf32 else ["highest", False])
+        assert _precisions() == programs
+    finally:
+        torch.set_float32_matmul_precision(before[2])
+        for place, value in zip(places, before, strict=False):
+            place.fp32_precision = value
+    assert _precisions() == before
