@@ -100,6 +100,8 @@ def readable(
 
 def _level() -> int:
     """Return at which level of the stack, seen from who asks, the library was called: what a warning is to point to."""
+    if is_traced():  # there are no frames
+        return 3
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).rpartition(".")[0] == _PACKAGE:
         frame, level = frame.f_back, level + 1

@@ -115,3 +115,5 @@ def test_checks_of_arguments_are_traced_whole():
     whole = torch.compile(checked, fullgraph=True, backend="eager")
     torch.testing.assert_close(whole(x, y), x * 2 + y)
     torch.testing.assert_close(whole(x._neg_view(), y), y - x * 2)
+    with pytest.warns(UserWarning, match="^x requires a gradient"):  # and nothing of dynamo's, which is an error here
+        torch.compile(checked, backend="eager")(x.requires_grad_(), y)
