@@ -197,6 +197,24 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(values, *args[1:], **kwargs)
 
 
+def _accumulate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``addmm`` and ``baddbmm`` with a dtype of the result, which torch takes for a factor where tensors are meta.
+
+    Source: ``addmm`` in ``torch/_decomp/decompositions.py`` up to 2.11, ``baddbmm`` there up to 2.13: overloads with
+    ``out_dtype`` have no formula of their own.
+    """
+    names = (
+        ("input", "mat1", "mat2", "out_dtype") if func is torch.addmm else ("input", "batch1", "batch2", "out_dtype")
+    )
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    dtype, (x, left, right) = given.get("out_dtype"), (given.get(name) for name in names[:3])
+    if not isinstance(dtype, torch.dtype) or not all(isinstance(one, torch.Tensor) for one in (x, left, right)):
+        return _call(func, args, kwargs)
+    product = _call(torch.mm if func is torch.addmm else torch.bmm, (left, right), {"out_dtype": dtype})
+    total = _call(torch.add, (product, x), {})
+    return total if given.get("out") is None else _call(torch.Tensor.copy_, (given["out"], total), {})
+
+
 def _set_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, value = args
     if x.is_meta == value.is_meta:
@@ -297,6 +315,8 @@ _SPECIAL: dict[Any, Any] = {
     torch.autograd.backward: _backward,
     torch.autograd.grad: _backward,
     torch.Tensor.data.__set__: _set_data,
+    torch.addmm: _accumulate,
+    torch.baddbmm: _accumulate,
     torch.Tensor.pin_memory: _same,
     torch.Tensor.is_pinned: lambda _func, _args, _kwargs: False,
     torch.Tensor.record_stream: lambda _func, _args, _kwargs: None,

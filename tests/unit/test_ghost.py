@@ -302,3 +302,23 @@ def test_compiled_functions_run_as_written():
     with machine(H200):
         assert compiled(torch.empty(3, device="cuda")).is_cuda
     assert seen == [True]
+
+
+def test_products_of_another_dtype():
+    """torch takes the dtype for a factor when tensors are meta, of some functions in some releases."""
+    with machine(H200):
+        left, right = (torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in ((2, 8, 16), (2, 16, 4)))
+        bias, single = torch.empty(4, device="cuda"), torch.empty(8, 4, device="cuda")
+        made = {
+            "mm": torch.mm(left[0], right[0], out_dtype=torch.float32),
+            "addmm": torch.addmm(bias, left[0], right[0], out_dtype=torch.float32, alpha=2),
+            "by place": torch.addmm(single, left[0].contiguous(), right[0], torch.float32),
+            "out": torch.addmm(input=single, mat1=left[0], mat2=right[0], out_dtype=torch.float32, out=single),
+            "bmm": torch.bmm(left, right, out_dtype=torch.float32),
+            "baddbmm": torch.baddbmm(bias, left, right, out_dtype=torch.float32),
+        }
+        assert made["out"] is single
+        for name, value in made.items():
+            assert value.shape == ((2, 8, 4) if name.endswith("bmm") else (8, 4)), name
+            assert (value.dtype, value.is_cuda, value.is_contiguous()) == (torch.float32, True, True), name
+        assert torch.addmm(bias.bfloat16(), left[0], right[0]).dtype == torch.bfloat16
