@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from triton import knobs
 
 from tcache._triton.kernels import Autotuner, Heuristics, JITFunction, KernelInterface, jit_of
+from tcache._triton.launcher import Winners
 from tcache._triton.probe import Compilation, compile_in_progress
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ def _watching_tuner(tuner: Any, *args: Any, **kwargs: Any) -> None:
 
 def _watch_tuner(tuner: Any) -> None:
     function = jit_of(tuner)
-    if not isinstance(function, JITFunction) or type(getattr(tuner, "cache", None)) is not dict:
+    if not isinstance(function, JITFunction) or type(getattr(tuner, "cache", None)) not in (dict, Winners):
         return  # FlagGems keeps winners in a database: what it measured first is recorded, and not counted
     last = function.__dict__.setdefault("_tcache_last", threading.local())
     tuner.cache = _Winners(tuner.cache, last)

@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tcache
 from tcache._triton.driver import stub
 from tcache._triton.kernels import KernelInterface, jit_of
+from tcache.active import activate
 from tcache.cli import main
 from tcache.keys.gpu import catalogue
 from tcache.manifest import load_manifest
@@ -46,7 +47,7 @@ def driver(triton_cache, monkeypatch):
 def forget():
     for function in [value for value in vars(k).values() if isinstance(value, KernelInterface)]:
         jit_of(function).device_caches.clear()
-    for tuner in (k.tuned_over, k.tuned_under.fn, k.hooked):
+    for tuner in (k.tuned_over, k.tuned_under.fn, k.hooked, k.stored):
         tuner.cache.clear()
     for launcher in (k.launched, k.launched_tuned):
         launcher.compiled.clear()
@@ -207,6 +208,26 @@ kernels:
     cases: [{{n: [64, 65]}}]
 """)
     assert made == set(entries(spelled, untuned="default"))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_every_launch_of_a_tcache_autotuner(driver, tmp_path, before):
+    """Its own launcher answers what was seen before: not while launches are recorded, and again afterwards."""
+    activate(bundles=[], mode="lookup", store=tmp_path / "store")
+    if before:
+        for _ in range(3):
+            k.stored[(1,)](X, 8, 64)
+        assert k.stored._launcher.variants
+    path = tmp_path / "x.launches.json"
+    with tcache.record(path, counts=True):
+        for m, times in [(8, 4), (9, 3), (8, 2)]:
+            for _ in range(times):
+                launched = k.stored[(1,)](X, m, 64)
+    rows = [row for _, row in load_manifest(path).recordings[0].launches]
+    assert [(row.shape.split()[0], row.count) for row in rows] == [("m=8", 6), ("m=9", 3)]
+    assert entries(path, untuned="default") == [entry(launched)] * 2
+    k.stored[(1,)](X, 8, 64)
+    assert k.stored._launcher.variants, "the block left something behind"
 
 
 def test_a_tensor_as_a_constant_is_recorded_with_its_reason(driver, tmp_path):
