@@ -210,7 +210,7 @@ def _sight(frame: FrameType) -> Sight:
             1:
         ]
     source = SimpleNamespace(fn=function, signature=made[0], constants=made[1], attrs=made[2])
-    specialization = Compilation("", "", source, found["target"], {}).specialization()
+    specialization = Compilation("", "", source, found["target"], {}).specialization(texts=False)
     options = {name: value for name, value in passed.items() if name not in _OWN_OPTIONS[1:]}
     if not options.get("debug"):
         options.pop("debug", None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -409,3 +411,25 @@ def test_a_kernel_that_differs_from_the_recorded_one_is_told(driver, tmp_path):
     [other] = resolve(load_manifest(path).cases(), catalogue()[GPU], ())[0]
     assert same.notice is None
     assert "recorded from another source" in other.notice
+
+
+def test_a_function_among_the_arguments_that_moves_is_the_same_launch(driver, tmp_path, monkeypatch):
+    """A line added above it changes Triton's key of everything; a recording that is continued does not double."""
+    path = tmp_path / "x.launches.json"
+    text = Path(k.__file__).read_text()
+    monkeypatch.setitem(sys.modules, "moved", None)
+    made = set()
+    for number, source in enumerate((text, text.replace("\n@triton.jit\ndef twice", "\n\n\n@triton.jit\ndef twice"))):
+        file = tmp_path / str(number) / "moved.py"
+        file.parent.mkdir()
+        file.write_text(source)
+        spec = importlib.util.spec_from_file_location("moved", file)
+        sys.modules["moved"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        file = file.rename(tmp_path / "moved.py")
+        module.__file__ = str(file)
+        with tcache.record(path, counts=True):
+            made.add(entry(module.apply[(1,)](X, module.twice, 64)))
+    assert len(made) == 2
+    [(_, row)] = load_manifest(path).recordings[0].launches
+    assert row.count == 2
