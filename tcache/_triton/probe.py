@@ -22,8 +22,7 @@ from triton.runtime.driver import driver as _driver
 
 from tcache._triton.ahead import key_begun
 from tcache._triton.driver import stub
-from tcache._triton.kernels import Autotuner, Heuristics, JITFunction
-from tcache._triton.specialize import ONE, is_typed
+from tcache._triton.kernels import ONE, Autotuner, Heuristics, JITFunction, is_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +125,7 @@ class Compilation:
                 else by their name, which outlives edits.
 
         Keys: ``signature`` (argument -> type), ``constants`` (argument -> value) and ``attributes``
-        (argument -> list of properties such as ``tt.divisibility=16``, or :data:`tcache._triton.specialize.ONE`).
+        (argument -> list of properties such as ``tt.divisibility=16``, or :data:`tcache._triton.kernels.ONE`).
         """
         names = list(self.source.fn.arg_names)
         typed = [number for number, parameter in enumerate(self.source.fn.params) if is_typed(parameter)]
