@@ -313,12 +313,20 @@ def _watching_tuner(tuner: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _watch_tuner(tuner: Any) -> None:
-    function = jit_of(tuner)
-    if not isinstance(function, JITFunction) or type(getattr(tuner, "cache", None)) not in (dict, Winners):
+    function, winners = jit_of(tuner), _winners_of(tuner)
+    if not isinstance(function, JITFunction) or type(winners) not in (dict, Winners):
         return  # FlagGems keeps winners in a database: what it measured first is recorded, and not counted
     last = function.__dict__.setdefault("_tcache_last", threading.local())
-    tuner.cache = _Winners(tuner.cache, last)
+    tuner.cache = _Winners(winners, last)
     _replace_caches(function)
+
+
+def _winners_of(tuner: Any) -> Any:
+    """Return an autotuner's winners; of one of tcache's that never launched without asking for the current device,
+    which would set up CUDA where a kernel is decorated, perhaps in a process that forks later.
+    """
+    found = vars(tuner).get("cache")
+    return getattr(tuner, "cache", None) if found is None else found
 
 
 def _replace_caches(function: Any) -> None:
@@ -365,6 +373,7 @@ def stop() -> None:
         for device, found in list(function.device_caches.items()):
             function.device_caches[device] = (dict(found[0]), *found[1:])
     for tuner in _existing(Autotuner):
-        if isinstance(getattr(tuner, "cache", None), _Winners):
-            tuner.cache = dict(tuner.cache)
+        winners = _winners_of(tuner)
+        if isinstance(winners, _Winners):
+            tuner.cache = dict(winners)
     _tables.clear()

@@ -232,6 +232,19 @@ def test_every_launch_of_a_tcache_autotuner(driver, tmp_path, before):
     assert k.stored._launcher.variants, "the block left something behind"
 
 
+def test_decorating_while_launches_are_recorded_asks_for_no_device(driver, tmp_path, monkeypatch):
+    """It would set up CUDA while modules are imported, and a server that forks afterwards could not use it."""
+
+    def asked():
+        raise AssertionError
+
+    with tcache.record(tmp_path / "x.launches.json"), monkeypatch.context() as patched:
+        patched.setattr(driver, "get_current_device", asked)
+        made = tcache.autotune(k.CONFIGS, key=["m"])(k.stored.fn)
+        patched.undo()
+        assert type(made.cache).__name__ == "_Winners"
+
+
 def test_a_tensor_as_a_constant_is_recorded_with_its_reason(driver, tmp_path):
     path = tmp_path / "x.launches.json"
     with tcache.record(path):
