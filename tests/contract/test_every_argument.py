@@ -121,6 +121,11 @@ def plain(x, c):
     tl.store(x, c)
 
 
+@triton.jit
+def sanitized(x, sanitize_overflow, arch):
+    tl.store(x, tl.load(sanitize_overflow) + arch)
+
+
 def x(size=64, offset=0, dtype=torch.float32):
     return torch.empty(size + offset, dtype=dtype, device=DEVICE)[offset:]
 
@@ -262,6 +267,12 @@ def test_manifest_lines_are_shown_only_where_they_lead_to_the_launch(service):
     with pytest.raises(CacheMiss) as caught:
         service.named[(1,)](x, num_stages=5, num_warps=16)
     assert "num_warps: 16" in caught.value.manifest
+
+
+def test_a_miss_of_a_tensor_that_is_called_like_an_option_is_a_miss(service):
+    with pytest.raises(CacheMiss, match="no entry of this kernel is packed") as caught:
+        service.sanitized[(1,)](torch.empty(64), torch.empty(64), 3)
+    assert caught.value.manifest == ""
 
 
 def test_a_function_among_the_arguments_that_was_edited_is_named(packed, tmp_path, service, monkeypatch):
