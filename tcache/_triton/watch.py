@@ -187,7 +187,7 @@ def _foreign(compilation: Compilation, files: dict[str, str]) -> Sight:
     options = {name: value for name, value in compilation.options.items() if name != "extern_libs"}
     return Sight(
         compilation.source.fn, compilation.source.fn, (), {}, foreign=True,
-        specialization=compilation.specialization(), options=options, compilation=compilation, files=files,
+        specialization=compilation.specialization(texts=False), options=options, compilation=compilation, files=files,
     )  # fmt: skip
 
 
