@@ -7,6 +7,7 @@ them, which is more than equal names: Triton keeps kernels in memory under a key
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -245,6 +246,33 @@ def test_each_launch_is_proven(packed):
     """
     done = bundle_project.run(packed, "verify", "bundle")
     assert f"proven: {LAUNCHES} launches, {LAUNCHES} hits, 0 misses, {LAUNCHES - 1} entries" in done.stdout
+
+
+def test_an_index_that_says_less_hits_all_the_same(packed, service, tmp_path):
+    """As earlier versions packed them: no launch described, functions without their text, nothing of typed ones."""
+    bundle = shutil.copytree(packed / "bundle", tmp_path / "bundle")
+
+    def change(index):
+        for row in index["entries"].values():
+            row.pop("launch", None)
+            row["constants"] = {
+                name: value.rpartition(" ")[0] if name == "F" else value for name, value in row["constants"].items()
+            }
+            row["attributes"] = {name: said for name, said in row["attributes"].items() if said != ["equal to 1"]}
+
+    bundle_project.edit(bundle / "index.json", change)
+    bundle_project.sign(bundle)
+    activate(bundles=[bundle], mode="frozen")
+    before = tcache.stats()
+    for i in range(LAUNCHES):
+        assert all(hit for _, hit in asked_of_the_cache(lambda: service.stock(i))), i  # noqa: B023
+        service.tuned(i)
+    assert tcache.stats()["prebaked"] > before["prebaked"]
+    assert tcache.stats()["misses"] == before["misses"]
+    done = tcache.preload()  # what it cannot tell any more loads when it is launched
+    assert done.loaded
+    assert {row.kernel for row in done.failed} <= {f"arguments:{name}" for name in (
+        "calling", "constant", "first", "many", "named", "paired", "plain", "typed", "unnamed")}  # fmt: skip
 
 
 def test_what_was_given_by_name_is_another_entry(service):
