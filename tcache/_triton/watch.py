@@ -117,6 +117,10 @@ class _Winners(dict):  # type: ignore[type-arg]
         super().__init__(found)
         self.last = last
 
+    def fresh(self) -> _Winners:
+        """Return an empty one, for another device's winners, see :class:`tcache.isolation.PerDevice`."""
+        return _Winners({}, self.last)
+
     def __getitem__(self, key: Any) -> Any:
         self.last.key = key
         return dict.__getitem__(self, key)

@@ -232,6 +232,20 @@ def test_every_launch_of_a_tcache_autotuner(driver, tmp_path, before):
     assert k.stored._launcher.variants, "the block left something behind"
 
 
+def test_every_launch_on_every_device(driver, tmp_path, monkeypatch):
+    activate(bundles=[], mode="lookup", store=tmp_path / "store")
+    path = tmp_path / "x.launches.json"
+    with tcache.record(path, counts=True):
+        for device in (0, 1, 0):
+            monkeypatch.setattr(driver, "get_current_device", lambda device=device: device)
+            for m, times in [(8, 4), (9, 3)]:
+                for _ in range(times):
+                    k.stored[(1,)](X, m, 64)
+    rows = [row for _, row in load_manifest(path).recordings[0].launches]
+    assert [(row.shape.split()[0], row.count) for row in rows] == [("m=8", 12), ("m=9", 9)]
+    assert type(k.stored.cache).__name__ == "Winners", "the block left something behind"
+
+
 def test_decorating_while_launches_are_recorded_asks_for_no_device(driver, tmp_path, monkeypatch):
     """It would set up CUDA while modules are imported, and a server that forks afterwards could not use it."""
 
