@@ -72,7 +72,7 @@ def _argument_differences(name: str, wanted: dict[str, Any], packed: dict[str, A
     return found
 
 
-_ONE = "equal to 1"  # see tcache._triton.specialize.ONE
+_ONE = "equal to 1"  # see tcache._triton.kernels.ONE
 
 
 class _Argument(NamedTuple):

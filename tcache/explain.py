@@ -188,7 +188,8 @@ def _coverage(wanted: dict[str, Any], near: _Near | None) -> tuple[str, list[str
         wrapper = near.ref if attribute != qualname else None
     # a manifest names arguments, and one that is called num_warps, say, is then that option too
     options = wanted["options"]
-    unlike = [name for name, value in launch.arguments.items() if name in options and options[name] != value]
+    stated = [(name, value) for name, value in launch.arguments.items() if name in options]
+    unlike = [name for name, value in stated if hasattr(value, "data_ptr") or options[name] != value]
     spelled = launch.named.issuperset(unlike)
     lines = manifest_lines(ref, launch.arguments, filled=launch.filled, grid=launch.grid) if spelled else ""
     found = [f"covered by a further case of `call: {wrapper}`"] if wrapper else []

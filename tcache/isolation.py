@@ -57,7 +57,10 @@ class PerDevice:
         found = by_device.get(device)
         if found is None:
             plain = fields.pop(self._plain, None)  # maybe empty, and still of a class that somebody chose
-            found = by_device.setdefault(device, {} if plain is None else plain)
+            if plain is None:  # another device's: recording watches all of them
+                fresh = next((known.fresh for known in list(by_device.values()) if hasattr(known, "fresh")), dict)
+                plain = fresh()
+            found = by_device.setdefault(device, plain)
         if type(found) is dict:  # upstream's, a user's, or a copy's
             found = by_device[device] = Winners(found)
         return found

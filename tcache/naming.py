@@ -54,8 +54,13 @@ def module_named(name: str) -> ModuleType:
 
 
 def values_in(module: Any) -> list[Any]:
-    """Return what a module holds, without asking it: one that loads lazily would then load."""
-    return list(object.__getattribute__(module, "__dict__").values()) if isinstance(module, ModuleType) else []
+    """Return what a module, or what stands for one in ``sys.modules``, holds, without asking it: one that loads lazily
+    would then load.
+    """
+    try:
+        return list(object.__getattribute__(module, "__dict__").values())
+    except AttributeError:
+        return []
 
 
 def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
@@ -68,7 +73,7 @@ def ref_of(kernel: Any, function: Any, folder: Path) -> tuple[str, str | None]:
         folder: what a file's path shall be relative to.
     """
     module = sys.modules.get(str(function.__module__)) or _hidden(function)
-    attribute = _attribute(module, kernel, str(function.__qualname__)) if module is not None else None
+    attribute = _attribute(module, kernel, function)
     code = getattr(function, "__code__", None)
     path = str(getattr(module, "__file__", None) or getattr(code, "co_filename", ""))
     where = _module_ref(str(function.__module__), path, folder)
@@ -90,8 +95,7 @@ def found_again(kernel: Any, function: Any) -> str | None:
     Args:
         kernel, function: see :func:`ref_of`.
     """
-    module = sys.modules.get(str(function.__module__))
-    return None if module is None else _attribute(module, kernel, str(function.__qualname__))
+    return _attribute(sys.modules.get(str(function.__module__)), kernel, function)
 
 
 def _module_ref(name: str, path: str, folder: Path) -> str:
@@ -137,9 +141,9 @@ def _installed(file: Path) -> bool:
 _installs: dict[Path, bool] = {}
 
 
-def _attribute(module: Any, kernel: Any, qualname: str) -> str | None:
+def _attribute(module: Any, kernel: Any, function: Any) -> str | None:
     """Return under which dotted name a module has ``kernel``, or has something that wraps it (``name.fn``)."""
-    for name in (qualname, *vars(module)):
+    for name in () if module is None else (str(function.__qualname__), *vars(module)):
         value = module
         for part in name.split("."):
             value = getattr(value, part, None) if part.isidentifier() else None

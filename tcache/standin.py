@@ -13,9 +13,9 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from tcache._triton.kernels import ONE
 from tcache._triton.literals import tensor_descriptor
 from tcache._triton.mock import MockTensor
-from tcache._triton.specialize import ONE
 from tcache._triton.values import describe, restore
 from tcache.errors import KernelError, UnsupportedValue
 from tcache.naming import found_again, module_named

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = [
+    "ONE",
     "Autotuner",
     "Config",
     "Heuristics",
@@ -29,6 +30,7 @@ __all__ = [
     "interpreting",
     "is_kernel",
     "is_nested",
+    "is_typed",
     "jit_of",
     "outermost_launches",
     "through_decorators",
@@ -39,6 +41,11 @@ __all__ = [
 def interpreting() -> bool:
     """Return whether ``TRITON_INTERPRET=1``: kernels run as Python on the CPU and nothing is compiled."""
     return bool(knobs.runtime.interpret)
+
+
+ONE = "equal to 1"
+"""Property, among the facts of a launch, of an argument that upstream has no list of properties for although it is
+specialized: a parameter with a type keeps that type where the value is 1, and the entry's key tells the two apart."""
 
 
 def is_kernel(value: object) -> bool:
@@ -214,3 +221,9 @@ class outermost_launches:  # noqa: N801 - reads as a context manager
     def __exit__(self, *_: object) -> None:
         for cls, name, function in self._originals:
             setattr(cls, name, function)
+
+
+def is_typed(parameter: Any) -> bool:
+    """Return whether a parameter states a type that upstream specializes on properties all the same."""
+    kind = parameter.annotation_type
+    return bool(kind) and kind != "u1" and kind[:2] not in ("fp", "bf") and not parameter.do_not_specialize

@@ -22,8 +22,7 @@ from triton.runtime.driver import driver as _driver
 
 from tcache._triton.ahead import key_begun
 from tcache._triton.driver import stub
-from tcache._triton.kernels import Autotuner, Heuristics, JITFunction
-from tcache._triton.specialize import ONE, is_typed
+from tcache._triton.kernels import ONE, Autotuner, Heuristics, JITFunction, is_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,17 +117,21 @@ class Compilation:
                 blocks *= value
         return blocks / int(self.options.get("num_warps") or 4)
 
-    def specialization(self) -> dict[str, Any]:
+    def specialization(self, *, texts: bool = True) -> dict[str, Any]:
         """Return what Triton's binder made of the arguments, as named JSON values.
 
+        Args:
+            texts: whether functions among the constants are told apart by their text and line, as in an entry's name;
+                else by their name, which outlives edits.
+
         Keys: ``signature`` (argument -> type), ``constants`` (argument -> value) and ``attributes``
-        (argument -> list of properties such as ``tt.divisibility=16``, or :data:`tcache._triton.specialize.ONE`).
+        (argument -> list of properties such as ``tt.divisibility=16``, or :data:`tcache._triton.kernels.ONE`).
         """
         names = list(self.source.fn.arg_names)
         typed = [number for number, parameter in enumerate(self.source.fn.params) if is_typed(parameter)]
         return {
             "signature": {name: str(kind) for name, kind in self.source.signature.items()},
-            "constants": {_path(names, path): _plain(value) for path, value in self.source.constants.items()},
+            "constants": {_path(names, path): _plain(value, texts) for path, value in self.source.constants.items()},
             "attributes": {
                 _path(names, path): [f"{name}={value}" for name, value in found]
                 for path, found in self.source.attrs.items()
@@ -142,14 +145,15 @@ def _path(names: list[str], path: tuple[int, ...]) -> str:
     return ".".join([names[path[0]], *map(str, path[1:])])
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, texts: bool) -> Any:
     value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if hasattr(value, "cache_key"):  # a jit function passed as a constant: its text and line are in the entry's name
-        return f"{value.__module__}.{value.__qualname__} {value.cache_key[:12]}"
+        return [_plain(item, texts) for item in value]
+    if hasattr(value, "cache_key"):  # a jit function passed as a constant
+        name = f"{value.__module__}.{value.__qualname__}"
+        return f"{name} {value.cache_key[:12]}" if texts else name
     return str(value)
 
 

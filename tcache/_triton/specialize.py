@@ -22,21 +22,13 @@ from triton.compiler.compiler import ASTSource, CompiledKernel, make_backend
 from triton.runtime.driver import driver as _driver
 from triton.runtime.jit import JITFunction
 
-__all__ = ["ONE", "Specialized", "compiled", "is_typed", "launch", "specialize", "unusual"]
+from tcache._triton.kernels import ONE, is_typed
+
+__all__ = ["Specialized", "compiled", "launch", "specialize", "unusual"]
 
 _TEXT_IS_A_PROPERTY = triton.__version__.startswith("3.6.")
 """3.6 also reads strings passed as constexpr for properties: one with a D in it is "divisible by 16", in the entry's
 key too. Since 3.7 ``JITFunction._pack_args`` leaves constexprs out."""
-
-ONE = "equal to 1"
-"""Property, among the facts of a launch, of an argument that upstream has no list of properties for although it is
-specialized: a parameter with a type keeps that type where the value is 1, and the entry's key tells the two apart."""
-
-
-def is_typed(parameter: Any) -> bool:
-    """Return whether a parameter states a type that upstream specializes on properties all the same."""
-    kind = parameter.annotation_type
-    return bool(kind) and kind != "u1" and kind[:2] not in ("fp", "bf") and not parameter.do_not_specialize
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class Specialized:
         constants: parameter -> value of those whose type is ``constexpr``.
         divisible: parameters that upstream holds for divisible by 16.
         options: compile options as the backend completes them.
-        ones: parameters with a type whose value is 1, see :data:`ONE`.
+        ones: parameters with a type whose value is 1, see :data:`tcache._triton.kernels.ONE`.
     """
 
     bound: dict[str, Any]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from triton import knobs
 
 from tcache._triton.kernels import Autotuner, Heuristics, JITFunction, KernelInterface, jit_of
+from tcache._triton.launcher import Winners
 from tcache._triton.probe import Compilation, compile_in_progress
 
 if TYPE_CHECKING:
@@ -116,6 +117,10 @@ class _Winners(dict):  # type: ignore[type-arg]
         super().__init__(found)
         self.last = last
 
+    def fresh(self) -> _Winners:
+        """Return an empty one, for another device's winners, see :class:`tcache.isolation.PerDevice`."""
+        return _Winners({}, self.last)
+
     def __getitem__(self, key: Any) -> Any:
         self.last.key = key
         return dict.__getitem__(self, key)
@@ -186,7 +191,7 @@ def _foreign(compilation: Compilation, files: dict[str, str]) -> Sight:
     options = {name: value for name, value in compilation.options.items() if name != "extern_libs"}
     return Sight(
         compilation.source.fn, compilation.source.fn, (), {}, foreign=True,
-        specialization=compilation.specialization(), options=options, compilation=compilation, files=files,
+        specialization=compilation.specialization(texts=False), options=options, compilation=compilation, files=files,
     )  # fmt: skip
 
 
@@ -209,7 +214,7 @@ def _sight(frame: FrameType) -> Sight:
             1:
         ]
     source = SimpleNamespace(fn=function, signature=made[0], constants=made[1], attrs=made[2])
-    specialization = Compilation("", "", source, found["target"], {}).specialization()
+    specialization = Compilation("", "", source, found["target"], {}).specialization(texts=False)
     options = {name: value for name, value in passed.items() if name not in _OWN_OPTIONS[1:]}
     if not options.get("debug"):
         options.pop("debug", None)
@@ -312,12 +317,20 @@ def _watching_tuner(tuner: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _watch_tuner(tuner: Any) -> None:
-    function = jit_of(tuner)
-    if not isinstance(function, JITFunction) or type(getattr(tuner, "cache", None)) is not dict:
+    function, winners = jit_of(tuner), _winners_of(tuner)
+    if not isinstance(function, JITFunction) or type(winners) not in (dict, Winners):
         return  # FlagGems keeps winners in a database: what it measured first is recorded, and not counted
     last = function.__dict__.setdefault("_tcache_last", threading.local())
-    tuner.cache = _Winners(tuner.cache, last)
+    tuner.cache = _Winners(winners, last)
     _replace_caches(function)
+
+
+def _winners_of(tuner: Any) -> Any:
+    """Return an autotuner's winners; of one of tcache's that never launched without asking for the current device,
+    which would set up CUDA where a kernel is decorated, perhaps in a process that forks later.
+    """
+    found = vars(tuner).get("cache")
+    return getattr(tuner, "cache", None) if found is None else found
 
 
 def _replace_caches(function: Any) -> None:
@@ -364,6 +377,7 @@ def stop() -> None:
         for device, found in list(function.device_caches.items()):
             function.device_caches[device] = (dict(found[0]), *found[1:])
     for tuner in _existing(Autotuner):
-        if isinstance(getattr(tuner, "cache", None), _Winners):
-            tuner.cache = dict(tuner.cache)
+        winners = _winners_of(tuner)
+        if isinstance(winners, _Winners):
+            tuner.cache = dict(winners)
     _tables.clear()

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+import tcache
+
 
 class Kind(enum.Enum):
     PLAIN = 0
@@ -136,6 +138,13 @@ def tuned_under(x_ptr, m, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
 def single(x_ptr, n, BLOCK: tl.constexpr):
     o = tl.arange(0, BLOCK)
     tl.store(x_ptr + o, o.to(x_ptr.dtype.element_ty), mask=o < n)
+
+
+@tcache.autotune(CONFIGS, key=["m"])
+@triton.jit
+def stored(x_ptr, m, n, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(x_ptr + o, (o + m).to(x_ptr.dtype.element_ty), mask=o < n)
 
 
 class Launcher(triton.KernelInterface):

@@ -7,6 +7,7 @@ them, which is more than equal names: Triton keeps kernels in memory under a key
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -119,6 +120,11 @@ def moded(x, m, M: tl.constexpr):
 @triton.jit
 def plain(x, c):
     tl.store(x, c)
+
+
+@triton.jit
+def sanitized(x, sanitize_overflow, arch):
+    tl.store(x, tl.load(sanitize_overflow) + arch)
 
 
 def x(size=64, offset=0, dtype=torch.float32):
@@ -242,6 +248,33 @@ def test_each_launch_is_proven(packed):
     assert f"proven: {LAUNCHES} launches, {LAUNCHES} hits, 0 misses, {LAUNCHES - 1} entries" in done.stdout
 
 
+def test_an_index_that_says_less_hits_all_the_same(packed, service, tmp_path):
+    """As earlier versions packed them: no launch described, functions without their text, nothing of typed ones."""
+    bundle = shutil.copytree(packed / "bundle", tmp_path / "bundle")
+
+    def change(index):
+        for row in index["entries"].values():
+            row.pop("launch", None)
+            row["constants"] = {
+                name: value.rpartition(" ")[0] if name == "F" else value for name, value in row["constants"].items()
+            }
+            row["attributes"] = {name: said for name, said in row["attributes"].items() if said != ["equal to 1"]}
+
+    bundle_project.edit(bundle / "index.json", change)
+    bundle_project.sign(bundle)
+    activate(bundles=[bundle], mode="frozen")
+    before = tcache.stats()
+    for i in range(LAUNCHES):
+        assert all(hit for _, hit in asked_of_the_cache(lambda: service.stock(i))), i  # noqa: B023
+        service.tuned(i)
+    assert tcache.stats()["prebaked"] > before["prebaked"]
+    assert tcache.stats()["misses"] == before["misses"]
+    done = tcache.preload()  # what it cannot tell any more loads when it is launched
+    assert done.loaded
+    assert {row.kernel for row in done.failed} <= {f"arguments:{name}" for name in (
+        "calling", "constant", "first", "many", "named", "paired", "plain", "typed", "unnamed")}  # fmt: skip
+
+
 def test_what_was_given_by_name_is_another_entry(service):
     """And the index tells them apart: a kernel's own ``num_warps`` is the compile option where it is named."""
     x = torch.empty(64)
@@ -262,6 +295,12 @@ def test_manifest_lines_are_shown_only_where_they_lead_to_the_launch(service):
     with pytest.raises(CacheMiss) as caught:
         service.named[(1,)](x, num_stages=5, num_warps=16)
     assert "num_warps: 16" in caught.value.manifest
+
+
+def test_a_miss_of_a_tensor_that_is_called_like_an_option_is_a_miss(service):
+    with pytest.raises(CacheMiss, match="no entry of this kernel is packed") as caught:
+        service.sanitized[(1,)](torch.empty(64), torch.empty(64), 3)
+    assert caught.value.manifest == ""
 
 
 def test_a_function_among_the_arguments_that_was_edited_is_named(packed, tmp_path, service, monkeypatch):

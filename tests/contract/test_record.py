@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tcache
 from tcache._triton.driver import stub
 from tcache._triton.kernels import KernelInterface, jit_of
+from tcache.active import activate
 from tcache.cli import main
 from tcache.keys.gpu import catalogue
 from tcache.manifest import load_manifest
@@ -46,7 +49,7 @@ def driver(triton_cache, monkeypatch):
 def forget():
     for function in [value for value in vars(k).values() if isinstance(value, KernelInterface)]:
         jit_of(function).device_caches.clear()
-    for tuner in (k.tuned_over, k.tuned_under.fn, k.hooked):
+    for tuner in (k.tuned_over, k.tuned_under.fn, k.hooked, k.stored):
         tuner.cache.clear()
     for launcher in (k.launched, k.launched_tuned):
         launcher.compiled.clear()
@@ -207,6 +210,53 @@ kernels:
     cases: [{{n: [64, 65]}}]
 """)
     assert made == set(entries(spelled, untuned="default"))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_every_launch_of_a_tcache_autotuner(driver, tmp_path, before):
+    """Its own launcher answers what was seen before: not while launches are recorded, and again afterwards."""
+    activate(bundles=[], mode="lookup", store=tmp_path / "store")
+    if before:
+        for _ in range(3):
+            k.stored[(1,)](X, 8, 64)
+        assert k.stored._launcher.variants
+    path = tmp_path / "x.launches.json"
+    with tcache.record(path, counts=True):
+        for m, times in [(8, 4), (9, 3), (8, 2)]:
+            for _ in range(times):
+                launched = k.stored[(1,)](X, m, 64)
+    rows = [row for _, row in load_manifest(path).recordings[0].launches]
+    assert [(row.shape.split()[0], row.count) for row in rows] == [("m=8", 6), ("m=9", 3)]
+    assert entries(path, untuned="default") == [entry(launched)] * 2
+    k.stored[(1,)](X, 8, 64)
+    assert k.stored._launcher.variants, "the block left something behind"
+
+
+def test_every_launch_on_every_device(driver, tmp_path, monkeypatch):
+    activate(bundles=[], mode="lookup", store=tmp_path / "store")
+    path = tmp_path / "x.launches.json"
+    with tcache.record(path, counts=True):
+        for device in (0, 1, 0):
+            monkeypatch.setattr(driver, "get_current_device", lambda device=device: device)
+            for m, times in [(8, 4), (9, 3)]:
+                for _ in range(times):
+                    k.stored[(1,)](X, m, 64)
+    rows = [row for _, row in load_manifest(path).recordings[0].launches]
+    assert [(row.shape.split()[0], row.count) for row in rows] == [("m=8", 12), ("m=9", 9)]
+    assert type(k.stored.cache).__name__ == "Winners", "the block left something behind"
+
+
+def test_decorating_while_launches_are_recorded_asks_for_no_device(driver, tmp_path, monkeypatch):
+    """It would set up CUDA while modules are imported, and a server that forks afterwards could not use it."""
+
+    def asked():
+        raise AssertionError
+
+    with tcache.record(tmp_path / "x.launches.json"), monkeypatch.context() as patched:
+        patched.setattr(driver, "get_current_device", asked)
+        made = tcache.autotune(k.CONFIGS, key=["m"])(k.stored.fn)
+        patched.undo()
+        assert type(made.cache).__name__ == "_Winners"
 
 
 def test_a_tensor_as_a_constant_is_recorded_with_its_reason(driver, tmp_path):
@@ -388,3 +438,25 @@ def test_a_kernel_that_differs_from_the_recorded_one_is_told(driver, tmp_path):
     [other] = resolve(load_manifest(path).cases(), catalogue()[GPU], ())[0]
     assert same.notice is None
     assert "recorded from another source" in other.notice
+
+
+def test_a_function_among_the_arguments_that_moves_is_the_same_launch(driver, tmp_path, monkeypatch):
+    """A line added above it changes Triton's key of everything; a recording that is continued does not double."""
+    path = tmp_path / "x.launches.json"
+    text = Path(k.__file__).read_text()
+    monkeypatch.setitem(sys.modules, "moved", None)
+    made = set()
+    for number, source in enumerate((text, text.replace("\n@triton.jit\ndef twice", "\n\n\n@triton.jit\ndef twice"))):
+        file = tmp_path / str(number) / "moved.py"
+        file.parent.mkdir()
+        file.write_text(source)
+        spec = importlib.util.spec_from_file_location("moved", file)
+        sys.modules["moved"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        file = file.rename(tmp_path / "moved.py")
+        module.__file__ = str(file)
+        with tcache.record(path, counts=True):
+            made.add(entry(module.apply[(1,)](X, module.twice, 64)))
+    assert len(made) == 2
+    [(_, row)] = load_manifest(path).recordings[0].launches
+    assert row.count == 2

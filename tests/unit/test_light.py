@@ -34,6 +34,16 @@ def test_the_launch_path_imports_no_tools():
     assert not imported_by("import tcache\ntcache.autotune") & {"click", "pydantic", "yaml", "rich", "filelock"}
 
 
+def test_bundles_below_other_kernels_load_nothing_of_the_autotuner():
+    """What a service pays that only names the cache manager: the index answers tcache's own kernels alone."""
+    code = (
+        "import tcache.overlay\n"
+        "own = ('autotuner', 'prebaked', '_triton.specialize', '_triton.launcher', 'recording', 'preloading')\n"
+        "assert not [name for name in own if f'tcache.{name}' in sys.modules]"
+    )
+    imported_by(code)
+
+
 def test_public_names():
     assert tcache.__all__ == [
         "CacheMiss",

@@ -17,7 +17,7 @@ from tcache.generalize import Row, classes, flatten, generalize
 from tcache.manifest import load_manifest
 from tcache.manifest.expr import evaluate
 from tcache.manifest.launches import RecordedLaunch, load_recording
-from tcache.naming import module_of, ref_of
+from tcache.naming import found_again, module_of, ref_of, values_in
 from tcache.rows import Appender, compact, fold, identity, read_rows
 
 
@@ -243,3 +243,19 @@ def test_what_the_language_has_no_words_for(argument):
     assert isinstance(flatten(RecordedLaunch.model_validate(data), ["x"]), str)
     assert isinstance(flatten(RecordedLaunch.model_validate({**data, "args": [1], "kwargs": {"other": 1}}), ["x"]), str)
     assert isinstance(flatten(RecordedLaunch.model_validate({**data, "args": [1]}), ["x"]), Row)
+
+
+def test_what_stands_for_a_module_is_looked_at_and_not_asked():
+    class Facade:
+        def __init__(self):
+            self.kernel = fold
+
+        def __getattr__(self, name):
+            raise AssertionError(name)
+
+        def __getattribute__(self, name):
+            raise AssertionError(name)
+
+    assert values_in(Facade()) == [fold]
+    assert values_in(None) == []
+    assert found_again(fold, fold) == "fold"
