@@ -212,18 +212,24 @@ def _refusing() -> bool:
 
 
 _answering = False
+_answering_lock = threading.Lock()
 _previous: Any = None
 
 
 def _answer_for_helpers() -> None:
     global _answering, _previous  # noqa: PLW0603 - a knob of the process is set once
-    if not _answering:
-        _answering = True
+    if _answering:
+        return
+    frozen = active().mode == "frozen"
+    with _answering_lock:  # all wait for it; and hooked twice, ours would be what ours falls back to
+        if _answering:
+            return
         _previous = _cache.set_build_impl(_build)
         _cache.see_reads(_read)
         _cache.spare_platform_search()
-        if active().mode == "frozen":  # nothing will be linked
+        if frozen:  # nothing will be linked
             _cache.skip_driver_search()
+        _answering = True
 
 
 def _build(

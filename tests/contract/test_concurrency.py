@@ -321,3 +321,29 @@ def test_a_miss_names_the_gpu_that_is_current(two):
     gpus.current.number = 1
     with pytest.raises(CacheMiss, match="GPU: NVIDIA H100 80GB HBM3"):
         module.tuned[(1,)](torch.zeros(64), 17)
+
+
+def test_managers_made_at_once_hook_triton_once(monkeypatch):
+    """None returns before Triton asks tcache for helpers; and a second hook would have the first for its fallback."""
+    from tcache import overlay
+    from tcache._triton import cache
+
+    hooked, seen = [], []
+    start = threading.Barrier(8)
+    monkeypatch.setattr(overlay, "_answering", False)
+    monkeypatch.setattr(overlay, "_previous", None)
+    monkeypatch.setattr(cache, "set_build_impl", lambda impl: (time.sleep(0.02), hooked.append(impl))[1])
+    for name in ("see_reads", "spare_platform_search", "skip_driver_search"):
+        monkeypatch.setattr(cache, name, lambda *_: None)
+
+    def make():
+        start.wait()
+        overlay.OverlayCacheManager("a")
+        seen.append(len(hooked))
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [1] * 8
