@@ -149,28 +149,31 @@ def _read(kernel: Any, group: dict[str, str], error: Exception | None, again: Ca
 
     What changed is read again if it is intact; else it is a miss, or what the layer below has, or is compiled.
     """
-    for _ in range(_READS):
-        if not isinstance(group, _Packed):
-            break
-        key = next(iter(group.files.values())).parent.name
-        found = group.bundle.entry_files(key)
-        if found is group.files:
-            break
-        if isinstance(found, dict):
-            group, error = _Packed(group.bundle, found), None
-            try:
-                again(group)
-            except Exception as problem:  # changed once more
-                error = problem
-            continue
-        _refused(key, [found.reason] if found is not None else [])
-        compilation = compile_in_progress()
-        if _refusing() or compilation is None:
-            raise _missed(key, [found.reason] if found is not None else []) from error
-        vars(kernel).update(vars(compilation.run()))  # asks again, and is not given these files
+    if not isinstance(group, _Packed):
+        if error is not None:
+            raise error
         return
-    if error is not None:
-        raise error
+    packed, key = group, next(iter(group.files.values())).parent.name
+    reasons = [f"{packed.bundle.place}: its files changed each of {_READS} times that they were read"]
+    for _ in range(_READS):
+        found = packed.bundle.entry_files(key)
+        if found is packed.files:
+            if error is not None:
+                raise error
+            return
+        if not isinstance(found, dict):
+            reasons = [found.reason] if found is not None else []
+            break
+        packed, error = _Packed(packed.bundle, found), None
+        try:
+            again(packed)
+        except Exception as problem:  # changed once more
+            error = problem
+    _refused(key, reasons)
+    compilation = compile_in_progress()
+    if _refusing() or compilation is None or isinstance(found, dict):  # one that never rests would be given once more
+        raise _missed(key, reasons) from error
+    vars(kernel).update(vars(compilation.run()))  # asks again, and is not given these files
 
 
 _READS = 3

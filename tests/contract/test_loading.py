@@ -22,7 +22,7 @@ from tcache import active as active_module
 from tcache import prebaked as prebaked_module
 from tcache._triton.cache import compile_events, set_cache_directory
 from tcache.active import activate, active
-from tcache.bundle import Accepted
+from tcache.bundle import Accepted, Bundle
 from tcache.errors import CacheMiss
 from tcache.overlay import OverlayCacheManager
 
@@ -409,6 +409,17 @@ def test_a_bundle_of_links_says_what_to_do(project):
     activate(bundles=[project / "bundle"])
     with pytest.raises(CacheMiss, match=r"a symbolic link, which is not followed: .* `cp -rL`"):
         scale(bundle_project.load(project))
+
+
+@pytest.mark.parametrize("mode", ["frozen", "lookup"])
+def test_a_bundle_that_never_rests_is_a_miss(project, monkeypatch, mode):
+    """Nothing that was not compared after it was read is run."""
+    activate(bundles=[project / "bundle"], mode=mode)
+    module = bundle_project.load(project)
+    real = Bundle.entry_files
+    monkeypatch.setattr(Bundle, "entry_files", lambda bundle, key: (found := real(bundle, key)) and dict(found))
+    with pytest.raises(CacheMiss, match="changed each of 3 times"):
+        scale(module)
 
 
 def test_a_bundle_that_is_replaced_while_loaded_says_to_start_again(project):
